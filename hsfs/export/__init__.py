@@ -1,0 +1,1 @@
+"""The NFS front: NFSv4 compounds, layouts and the data server."""

@@ -1,0 +1,1 @@
+"""Sans-IO codecs of the wire protocols: no event loop, no sockets."""

@@ -1,0 +1,1 @@
+"""Frames RPC: the client of the metadata server, later of the peers."""
