@@ -141,6 +141,19 @@ class Entry(Wire, frozen=True, array_like=True, gc=False):
     node: Node
 
 
+class Info(Wire, frozen=True, array_like=True, gc=False):
+    """All that the metadata server knows of one inode, for `hsfs info`.
+
+    `path`: in the mount. `bindings`: every native place (directories: one per backend that has
+    it). `losers`: what backends of lower priority keep under the same name, hidden by it.
+    """
+
+    path: bytes
+    node: Node
+    bindings: tuple[Replica, ...] = ()
+    losers: tuple[Replica, ...] = ()
+
+
 class DirectoryPage(Wire, frozen=True, array_like=True, gc=False):
     """What a mover reports of one native directory.
 
