@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -24,6 +24,7 @@ from hsfs.core.errors import ConfigError
 from hsfs.core.settings import Key, Setting, Unset
 from hsfs.core.toml_lines import Path as TomlPath
 from hsfs.core.toml_lines import key_lines, line_of
+from hsfs.core.urls import scheme_of, split_url_options
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _LATER_SCHEMES = ("gs", "az")
@@ -291,11 +292,11 @@ def _backend(
     name = str(values["name"])
     if not _NAME.fullmatch(name):
         raise _BadKey("name", _bad_name("backend", name))
-    url, query = split_query(str(values["url"]))
+    url, query = split_url_options(str(values["url"]))
     options = dict(values)
     kept: list[str] = []
-    scheme = _scheme(url)
-    for key, text in query:
+    scheme = _scheme_of(url)
+    for key, text in query.items():
         if key in ("name", "url", "at") or key not in settings.BACKEND:
             raise _BadKey("url", *_unknown("backend", key))
         if key in written:
@@ -327,18 +328,12 @@ def _backend(
     return BackendConfig(name, url, at, options)
 
 
-def split_query(url: str) -> tuple[str, list[tuple[str, str]]]:
-    """The URL without its `?key=value&...`, and those pairs with percent signs decoded."""
-    bare, _, query = url.partition("?")
-    return bare, parse_qsl(query, keep_blank_values=True)
-
-
-def _scheme(url: str) -> str:
-    return url.partition("://")[0].lower() if "://" in url else ""
+def _scheme_of(url: str) -> str:
+    return scheme_of(url) if "://" in url else ""
 
 
 def _checked_url(url: str, base: Path) -> str:
-    scheme = _scheme(url)
+    scheme = _scheme_of(url)
     if not scheme:
         if url.startswith(("/", "./", "../", "~/")):
             path = str(_absolute(base, url))
@@ -500,7 +495,7 @@ def volume_from_backends(
             if not url:
                 raise _BadKey("url", "has no URL", "write --backend /data=s3://bucket/prefix")
             values["name"] = _free_name(at, url, [b.name for b in backends])
-            if anonymous and _scheme(url) in settings.OBJECT_SCHEMES and "anonymous=" not in url:
+            if anonymous and _scheme_of(url) in settings.OBJECT_SCHEMES and "anonymous=" not in url:
                 values["anonymous"] = True
             written = {"url", "at"}
             backend = _backend(values, written, len(backends), Path.cwd())
@@ -524,7 +519,7 @@ def volume_from_backends(
 
 def _free_name(at: str, url: str, taken: Sequence[str]) -> str:
     """A backend's name from the last segment of `at`, or of the URL for the root."""
-    path = at.strip("/") or split_query(url)[0].rstrip("/")
+    path = at.strip("/") or split_url_options(url)[0].rstrip("/")
     word = re.sub(r"[^A-Za-z0-9._-]+", "-", path.rsplit("/", 1)[-1]).strip("-._")[:56] or "root"
     name, count = word, 1
     while name in taken:

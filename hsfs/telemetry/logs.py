@@ -11,6 +11,10 @@ import logging
 import os
 import sys
 import time
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -48,3 +52,27 @@ def set_up_logging(process: str, default: str = "info") -> None:
     for name in ("botocore", "boto3", "urllib3", "aiohttp", "asyncio", "s3transfer"):
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
     logging.captureWarnings(True)
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, _to_stdlib],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _to_stdlib(
+    logger: Any,  # noqa: ANN401 - as structlog's processors are typed
+    method: str,
+    event: MutableMapping[str, Any],
+) -> tuple[tuple[str], dict[str, Any]]:
+    """`event key=value ...` as the arguments of a stdlib logger's method."""
+    exc_info = event.pop("exc_info", None)
+    words = [str(event.pop("event", ""))]
+    words += [f"{key}={_value(value)}" for key, value in event.items()]
+    # One argument only: a percent sign in it is then no format.
+    return (" ".join(words),), {"exc_info": exc_info} if exc_info else {}
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return repr(text) if not text or " " in text or not text.isprintable() else text
