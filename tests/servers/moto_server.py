@@ -1,5 +1,5 @@
-"""moto's S3 server: keeps keys as they are (empty segments, dots, control characters; only a key with
-a newline answers 404), enforces conditional requests and has versioning. Slow, in memory, one
+"""moto's S3 server: keeps keys as they are (empty segments, dots, control characters; only a key
+with a newline answers 404), enforces conditional requests and has versioning. Slow, in memory, one
 process."""
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ def client(endpoint: str, access_key: str = "any", secret_key: str = "anyany") -
         aws_access_key_id=access_key,
         aws_secret_access_key=secret_key,
         config=botocore.config.Config(
+            signature_version="s3v4",
             s3={"addressing_style": "path"},
             retries={"total_max_attempts": 2},
             connect_timeout=20,
