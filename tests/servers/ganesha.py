@@ -15,6 +15,7 @@ import struct
 import subprocess
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from tests.servers import ports
@@ -27,6 +28,9 @@ from tests.servers.process import (
     command_name,
     executable,
 )
+
+if TYPE_CHECKING:
+    from tests.servers.netcap import CappedNet
 
 _MOUNT_PROGRAM, _NFS_PROGRAM = 100005, 100003
 _INNER = Path(__file__).with_name("ganesha_inner.sh")
@@ -51,6 +55,7 @@ class Ganesha(Server):
         mount_port: int | None = None,
         extra_exports: tuple[os.PathLike[str] | str, ...] = (),
         extra_config: str = "",
+        net: CappedNet | None = None,
         attr_expiration_s: int = 0,
     ) -> None:
         super().__init__("ganesha")
@@ -58,6 +63,8 @@ class Ganesha(Server):
         self.extra_exports = tuple(os.path.realpath(d) for d in extra_exports)
         self._access, self._squash, self._protocols = access, squash, protocols
         self._extra_config = extra_config
+        self._enter = () if net is None else net.enter
+        self.host = "127.0.0.1" if net is None else net.address
         self._attr_expiration_s = attr_expiration_s
         self.port = port or self._port()
         self.mount_port = mount_port or self._port()
@@ -72,7 +79,7 @@ class Ganesha(Server):
     def url_of(self, export: str) -> str:
         """One of the exports, or a folder below one, as a backend URL."""
         path = quote(os.fsencode(export))
-        return f"nfs://127.0.0.1{path}?port={self.port}&mountport={self.mount_port}"
+        return f"nfs://{self.host}{path}?port={self.port}&mountport={self.mount_port}"
 
     @property
     def pid(self) -> int:
@@ -124,7 +131,7 @@ class Ganesha(Server):
             for i, path in enumerate((self.export, *self.extra_exports), start=1)
         )
         return (
-            "NFS_CORE_PARAM { Bind_addr = 127.0.0.1; "
+            f"NFS_CORE_PARAM {{ Bind_addr = {self.host}; "
             f"NFS_Port = {self.port}; MNT_Port = {self.mount_port}; Protocols = {self._protocols}; "
             "Enable_UDP = false; Enable_NLM = false; Enable_RQUOTA = false; "
             f"mount_path_pseudo = false; allow_set_io_flusher_fail = true; {folder} }}\n"
@@ -153,6 +160,7 @@ class Ganesha(Server):
         self._process = Process(
             [
                 *sudo,
+                *self._enter,
                 executable("unshare"),
                 *("--pid", "--fork", "--kill-child", "--mount", "--mount-proc"),
                 *("--propagation", "private", "--"),
@@ -174,7 +182,7 @@ class Ganesha(Server):
         services = [(self.port, _NFS_PROGRAM, 3), (self.mount_port, _MOUNT_PROGRAM, 3)]
         if "3" not in self._protocols:
             services = [(self.port, _NFS_PROGRAM, 4)]
-        return all(_answers_null(*service) for service in services)
+        return all(_answers_null(self.host, *service) for service in services)
 
     def _halt(self) -> None:
         process, self._process = self._process, None
@@ -189,11 +197,11 @@ class Ganesha(Server):
         process.stop(signal.SIGTERM, limit_s=20)
 
 
-def _answers_null(port: int, program: int, version: int) -> bool:
+def _answers_null(host: str, port: int, program: int, version: int) -> bool:
     """Whether an RPC server answers NULL (RFC 5531): a listening socket alone does not say it."""
     call = struct.pack(">10I", 1, 0, 2, program, version, 0, 0, 0, 0, 0)
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2) as s:
+        with socket.create_connection((host, port), timeout=2) as s:
             s.sendall(struct.pack(">I", 0x80000000 | len(call)) + call)
             reply = s.recv(64)
     except OSError:

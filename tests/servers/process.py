@@ -183,6 +183,9 @@ class Server:
     port or folder behind, also after a start that failed half-way.
     """
 
+    host = "127.0.0.1"
+    """Where the server listens; another address only in a network of its own (netcap.py)."""
+
     def __init__(self, name: str) -> None:
         self.name = name
         # Made by `start`, so that a launcher which is never started leaves nothing either.

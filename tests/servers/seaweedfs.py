@@ -20,14 +20,16 @@ from tests.servers.process import START_LIMIT_S, Process, Server, executable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from tests.servers.netcap import CappedNet
+
 ACCESS_KEY, SECRET_KEY = "hsfstest", "hsfstestsecret"
 
 
 class SeaweedFS(Server):
     """One S3 server; `data_dir` holds its data (default: its own temporary folder).
 
-    Any credentials are accepted unless `identities` maps access keys to secret keys: then only
-    those are. A name with the suffix ":ro" may read and list but not write.
+        Any credentials are accepted unless `identities` maps access keys to secret keys: then only
+    XX with the suffix ":ro" may read and list but not write.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class SeaweedFS(Server):
         identities: Mapping[str, str] | None = None,
         volumes: int = 60,
         volume_size_mib: int = 1024,
+        net: CappedNet | None = None,
         extra_args: Sequence[str] = (),
     ) -> None:
         super().__init__("weed")
@@ -44,6 +47,8 @@ class SeaweedFS(Server):
         self._identities = dict(identities or {})
         self._volumes, self._volume_size_mib = volumes, volume_size_mib
         self._extra_args = tuple(extra_args)
+        self._enter = () if net is None else net.enter
+        self.host = "127.0.0.1" if net is None else net.address
         self.port = self._port(pair=True)
         self._master, self._volume, self._filer = (self._port(pair=True) for _ in range(3))
         self.access_key, self.secret_key = ACCESS_KEY, SECRET_KEY
@@ -55,12 +60,12 @@ class SeaweedFS(Server):
     @property
     def endpoint(self) -> str:
         """The S3 endpoint."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def filer(self) -> str:
         """HOST:PORT of the filer, for `weed mount`."""
-        return f"127.0.0.1:{self._filer}"
+        return f"{self.host}:{self._filer}"
 
     @property
     def env(self) -> dict[str, str]:
@@ -108,7 +113,7 @@ class SeaweedFS(Server):
         for folder in (data, logs):
             folder.mkdir(parents=True, exist_ok=True)
         arguments = [
-            *(f"-logdir={logs}", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *(f"-logdir={logs}", "server", f"-ip={self.host}", f"-ip.bind={self.host}"),
             *(f"-dir={data}", "-filer", "-s3", f"-s3.port={self.port}"),
             *(f"-master.port={self._master}", f"-volume.port={self._volume}"),
             *(f"-filer.port={self._filer}", f"-filer.localSocket={self.folder}/filer.sock"),
@@ -125,7 +130,7 @@ class SeaweedFS(Server):
             config.write_text(json.dumps(_identities(self._identities)))
             arguments.append(f"-s3.config={config}")
         self._process = Process(
-            [executable("weed"), *arguments],
+            [*self._enter, executable("weed"), *arguments],
             log=self.folder / "out",
             # Its sockets go to TMPDIR, if anywhere; HOME keeps a user's own configuration out.
             env={"HOME": str(self.folder), "TMPDIR": str(self.folder)},
@@ -141,7 +146,7 @@ class SeaweedFS(Server):
     def _stores(self) -> bool:
         """Whether the master can hand out a place for new data."""
         try:
-            with socket.create_connection(("127.0.0.1", self._master), timeout=5) as s:
+            with socket.create_connection((self.host, self._master), timeout=5) as s:
                 s.sendall(b"GET /dir/assign HTTP/1.0\r\nHost: x\r\n\r\n")
                 reply = b""
                 while more := s.recv(4096):
