@@ -1,8 +1,8 @@
 """Bounds of one front: what it may hold in memory and how far it may run ahead of its readers.
 
-Reads of large files go through the cache's own buffers, so that memory is spent in three places
-only: nodes, small files that are held for their next reader, and reads that go around a cache that
-is full or lost. Each has its share of `memory_limit` here.
+Reads of large files go through the cache's own buffers and reads around a cache in trouble are
+bounded by the threads that make them, so that memory is spent in two places only: nodes, and small
+files that are held for their next reader. Each has its share of `memory_limit` here.
 """
 
 from __future__ import annotations
@@ -37,8 +37,3 @@ class Limits:
     def held(self) -> int:
         """Bytes of small files held in memory for their next reader."""
         return max(4 * MIB, self.memory_limit // 16)
-
-    @property
-    def around(self) -> int:
-        """Bytes in flight of reads that go around the cache."""
-        return max(8 * MIB, self.memory_limit // 8)
