@@ -59,6 +59,10 @@ if ((${#missing[@]})); then
     install_packages "${missing[@]}"
 fi
 
+# A root without an init has no /etc/mtab, where nfs-ganesha looks for the filesystem it exports.
+if [[ ! -e /etc/mtab ]]; then
+    as_root ln -sf ../proc/self/mounts /etc/mtab
+fi
 # A container often gives /dev/fuse to root alone; everywhere else Debian makes it 0666.
 if [[ -c /dev/fuse && $(stat -c %a /dev/fuse) != 666 ]]; then
     as_root chmod 0666 /dev/fuse || echo "setup: /dev/fuse stays closed to other users" >&2
