@@ -68,12 +68,16 @@ class ServerClock:
         self._lock = threading.Lock()
         self._offset_ns: int | None = None  # server time - monotonic time, a lower bound
 
+    def observe(self, ctime_ns: int) -> int:
+        """The server has just shown this ctime; the lowest that its clock can be now."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            if self._offset_ns is None or ctime_ns - now_ns > self._offset_ns:
+                self._offset_ns = ctime_ns - now_ns
+            return now_ns + self._offset_ns
+
     def settled(self, ctime_ns: int) -> bool:
         """Whether `ctime_ns`, just shown by the server, is provably two seconds old."""
-        now_ns = time.monotonic_ns()
-        offset_ns = ctime_ns - now_ns
-        with self._lock:
-            if self._offset_ns is None or offset_ns > self._offset_ns:
-                self._offset_ns = offset_ns
-            age_ns = now_ns + self._offset_ns - ctime_ns
-        return age_ns >= SETTLED_NS or time.time_ns() - ctime_ns >= SETTLED_NS + _SKEW_NS
+        if self.observe(ctime_ns) - ctime_ns >= SETTLED_NS:
+            return True
+        return time.time_ns() - ctime_ns >= SETTLED_NS + _SKEW_NS

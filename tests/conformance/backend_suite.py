@@ -585,5 +585,5 @@ async def a_file_replaced_by_a_directory(subject: Subject) -> None:
     with pytest.raises((StaleVersion, StaleHandle)):
         await read(subject, old.place, 0, 5, expect=old.version)
     new = await subject.backend.stat(Place(b"thing"))
+    # File systems hand out inode numbers again: the identity may be the old one.
     assert (new.type, new.version) == (FileType.DIRECTORY, b"")
-    assert new.identity != old.identity
