@@ -43,8 +43,7 @@ def command(paths: tuple[str, ...], as_json: bool) -> int:
     text = [f"{files} files, {format_size(size)} in the cache"]
     if failed:
         text[0] += f", {failed} failed"
-    for error in errors:
-        text.append(f"    {shown(text_of(error.get('path')))}: {shown(text_of(error.get('why')))}")
+    text += [f"    {shown(text_of(e.get('path')))}: {shown(text_of(e.get('why')))}" for e in errors]
     output.result({"files": files, "bytes": size, "failed": failed, "errors": errors}, text)
     if not failed:
         return exits.OK
