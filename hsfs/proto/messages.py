@@ -14,7 +14,7 @@ import msgspec
 
 from hsfs.core.jobs import Job, Outcome
 from hsfs.core.ports import Device, Invalidation, Listing
-from hsfs.core.types import DirectoryPage, Node, Space, Wire
+from hsfs.core.types import DirectoryPage, Info, Node, Space, Wire
 
 PAGE_ENTRIES_MAX: Final = 256  # of a Listing: a longer page would block the server's loop
 
@@ -192,7 +192,7 @@ SHAPES: Final[dict[Op, tuple[type[Wire], Any]]] = {
     Op.REVALIDATE: (RevalidateArgs, Node),
     Op.REFRESH: (RefreshArgs, int),
     Op.WALK: (WalkArgs, Node),
-    Op.INFO: (InodeArgs, bytes),
+    Op.INFO: (InodeArgs, Info),
     Op.DEVICES: (Nothing, tuple[Device, ...]),
     Op.SPACE: (Nothing, Space),
     Op.REPORT: (ReportArgs, None),

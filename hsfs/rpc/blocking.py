@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from hsfs.core.errors import TimedOut, Unavailable
 from hsfs.core.ports import Device, Listing
-from hsfs.core.types import Ino, Node, Space, Wire
+from hsfs.core.types import Info, Ino, Node, Space, Wire
 from hsfs.proto import messages as m
 from hsfs.proto.frames import (
     PROTOCOL_VERSION,
@@ -118,10 +118,10 @@ class BlockingClient:
         seen: int = self.call(m.Op.REFRESH, m.RefreshArgs(ino, recursive), timeout_s=24 * 3600)
         return seen
 
-    def info(self, ino: Ino) -> bytes:
-        """What the server knows of an inode, as JSON."""
-        text: bytes = self.call(m.Op.INFO, m.InodeArgs(ino))
-        return text
+    def info(self, ino: Ino) -> Info:
+        """What the server knows of an inode. Raises NotFound."""
+        info: Info = self.call(m.Op.INFO, m.InodeArgs(ino))
+        return info
 
     def devices(self) -> tuple[Device, ...]:
         """All backends with their state."""

@@ -39,7 +39,18 @@ from hsfs.core.errors import (
 )
 from hsfs.core.jobs import Job, Outcome
 from hsfs.core.ports import Device, Invalidation, Listing
-from hsfs.core.types import DeviceId, DirectoryPage, Entry, Ino, Name, Node, Space, Version, Wire
+from hsfs.core.types import (
+    DeviceId,
+    DirectoryPage,
+    Entry,
+    Info,
+    Ino,
+    Name,
+    Node,
+    Space,
+    Version,
+    Wire,
+)
 from hsfs.proto import messages as m
 from hsfs.proto.frames import (
     PROTOCOL_VERSION,
@@ -66,12 +77,31 @@ _INLINE_CALLS = 2  # up to here a frame is sent at once; beyond, frames of one t
 _LONG_S = 24 * 3600.0
 
 
+class Pending:
+    """An answer to come: of a request whose sender does something else meanwhile."""
+
+    def __init__(self) -> None:
+        self._done = trio.Event()
+        self._result: object = None
+
+    async def wait(self) -> None:
+        """Until the server has answered. Raises what it answered with."""
+        await self._done.wait()
+        if isinstance(self._result, HsfsError):
+            raise self._result
+
+    def settle(self, result: object) -> None:
+        """The answer is there."""
+        self._result = result
+        self._done.set()
+
+
 class _Call:
     __slots__ = ("cap_s", "decoder", "frame", "sent_s", "task")
 
     def __init__(
         self,
-        task: trio.lowlevel.Task | None,  # None: a ping, nobody waits
+        task: trio.lowlevel.Task | Pending,
         frame: bytes,
         decoder: msgspec.msgpack.Decoder[Any],
         sent_s: float,
@@ -212,9 +242,9 @@ class MdsClient:
         """The node at an absolute path of the volume. Raises NotFound, NotADirectory."""
         return (await self._call(m.Op.WALK, m.WalkArgs(path), Node))[0]
 
-    async def info(self, ino: Ino) -> bytes:
-        """What the server knows of an inode, as JSON."""
-        return (await self._call(m.Op.INFO, m.InodeArgs(ino), bytes))[0]
+    async def info(self, ino: Ino) -> Info:
+        """What the server knows of an inode. Raises NotFound."""
+        return (await self._call(m.Op.INFO, m.InodeArgs(ino), Info))[0]
 
     async def status(self) -> m.ServerStatus:
         """The server about itself."""
@@ -238,9 +268,13 @@ class MdsClient:
         jobs: tuple[Job, ...] = (await self._call(m.Op.TAKE, m.TakeArgs(limit, wait_s), tuple))[0]
         return jobs
 
-    async def pages(self, job: Job, pages: tuple[DirectoryPage, ...], cursor: bytes = b"") -> None:
-        """Deliver results; returns when the server has taken them in. Raises LeaseLost."""
-        await self._raised(m.Op.PAGES, m.PagesArgs(job.id, job.token, pages, cursor))
+    def send_pages(self, job: Job, pages: tuple[DirectoryPage, ...], cursor: bytes) -> Pending:
+        """Deliver results, in the order of the calls; the answer comes when the server has taken
+        them in (or LeaseLost). Raises ProtocolError: too much for one frame."""
+        pending = Pending()
+        args = m.PagesArgs(job.id, job.token, pages, cursor)
+        self._begin(pending, m.Op.PAGES, args, _LONG_S, False)
+        return pending
 
     async def finish(self, job: Job, result: Outcome) -> None:
         """End a job. Raises LeaseLost (somebody else has it)."""
@@ -283,7 +317,7 @@ class MdsClient:
             raise result
 
     def _begin(
-        self, task: trio.lowlevel.Task | None, op: m.Op, args: Wire, cap_s: float, once: bool
+        self, task: trio.lowlevel.Task | Pending, op: m.Op, args: Wire, cap_s: float, once: bool
     ) -> int:
         self._last_id = ident = self._last_id + 1
         frame = encode_request(ident, op, os.urandom(16) if once else None, args)
@@ -312,7 +346,9 @@ class MdsClient:
             self._writer = None
 
     def _settle(self, call: _Call, result: object, seq: int) -> None:
-        if call.task is not None:
+        if isinstance(call.task, Pending):
+            call.task.settle(result)
+        else:
             trio.lowlevel.reschedule(call.task, outcome.Value((result, seq)))
 
     # --- coherence ---------------------------------------------------------------------------
@@ -344,8 +380,8 @@ class MdsClient:
         if not isinstance(first, int) or not isinstance(last, int):
             raise ProtocolError("push", "no journal positions")
         records = decode_body(m.RECORDS_DECODER, answer.body, "push")
-        if last <= self._applied_seq:
-            return
+        if last < self._applied_seq:
+            return  # (one journal record may come in several frames: the same position again)
         if records is None or first > self._applied_seq + 1:
             self._forget(last)
             return
@@ -519,7 +555,7 @@ class MdsClient:
             renewed_s = self._lease_until_s - self._lease_s
             if now - max(renewed_s, pinged_s) >= PING_S:
                 pinged_s = now
-                self._begin(None, m.Op.PING, m.Nothing(), self._timeout_s, False)
+                self._begin(Pending(), m.Op.PING, m.Nothing(), self._timeout_s, False)
             if self._calls and now - self._heard_s > max(PING_S, self._lease_s / 2):
                 oldest = min(call.sent_s for call in self._calls.values())
                 if now - max(oldest, self._heard_s) > max(PING_S, self._lease_s / 2):
