@@ -129,6 +129,11 @@ class Inodes:
             raise NotFound("", "no such name")
         return self.fresh(found[0])
 
+    def absent_for(self, parent: int, name: bytes) -> float:
+        """For how many seconds `name` may still be believed absent."""
+        ino, expires = self._entries.get((parent, name), (1, 0.0))
+        return 0.0 if ino else max(0.0, expires - self._clock())
+
     def run(self, directory: int, after: bytes) -> Run | None:
         """The page behind `after`, fresh or not."""
         runs = self._runs.get(directory)
@@ -164,16 +169,14 @@ class Inodes:
                 self._trim_entries()
         return inode
 
-    def put_absent(self, parent: int, name: bytes, sent: float, stamp: int) -> float:
-        """Keep that a name is absent; for how many seconds that may be believed."""
+    def put_absent(self, parent: int, name: bytes, sent: float, stamp: int) -> None:
+        """Keep that a name is absent."""
         with self._lock:
             if not self._keep(parent, stamp):
-                return 0.0
-            expires = sent + self._negative_ttl_s
-            self._entries[parent, name] = (0, expires)
+                return
+            self._entries[parent, name] = (0, sent + self._negative_ttl_s)
             if len(self._entries) > self._limit:
                 self._trim_entries()
-        return max(0.0, expires - self._clock())
 
     def put_page(
         self, directory: int, after: bytes, listing: Listing, sent: float, stamp: int
