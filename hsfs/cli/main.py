@@ -55,7 +55,7 @@ class LazyGroup(click.Group):
 
             close = difflib.get_close_matches(args[0], VERBS, n=1)
             raise UsageError(
-                f"hsfs {args[0]}",
+                args[0],
                 "there is no such verb",
                 f'did you mean "{close[0]}"?' if close else "see hsfs --help",
             )
@@ -130,7 +130,8 @@ def _usage(error: click.ClickException, program: str) -> UsageError:
         path = error.ctx.command_path
     message = error.format_message().rstrip(".")
     message = message[:1].lower() + message[1:]
-    return UsageError(path, message, f"see {path} --help")
+    what = path.removeprefix("hsfs ")
+    return UsageError(what, message, f"see {path} --help")
 
 
 def _fail(output: Output, error: HsfsError, code_of: Callable[[HsfsError], int]) -> int:
