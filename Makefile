@@ -9,7 +9,7 @@ setup:
 	@packaging/setup.sh
 
 demo: setup
-	@$(PYTHON) -m tests.e2e.demo
+	@$(PYTHON) -m tests.demo
 
 test: setup
 	@HYPOTHESIS_PROFILE=gate $(PYTHON) -m pytest $(PYTEST_ARGS)
