@@ -27,6 +27,7 @@ from tests.servers.process import (
     children,
     command_name,
     executable,
+    wait_stopped,
 )
 
 if TYPE_CHECKING:
@@ -97,8 +98,9 @@ class Ganesha(Server):
         return [self._process.pid, *children(self._process.pid)]
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and say nothing."""
+        """SIGSTOP, and returns when it has stopped: connections stay open and say nothing."""
         self._signal(signal.SIGSTOP)
+        wait_stopped(self.pid)
 
     def resume(self) -> None:
         """SIGCONT."""

@@ -249,6 +249,28 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def wait_stopped(pid: int, *, limit_s: float = STOP_LIMIT_S) -> None:
+    """Returns when a SIGSTOP has reached every thread of a process: the signal alone is quicker.
+
+    Raises ServerError when time is up.
+    """
+    deadline = time.monotonic() + limit_s
+    while set(_thread_states(pid)) - set("Tt"):
+        if time.monotonic() > deadline:
+            raise ServerError(f"process {pid} has not stopped in {limit_s:.0f} s")
+        time.sleep(0.005)
+
+
+def _thread_states(pid: int) -> str:
+    states = ""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        # A thread that ends meanwhile has no state.
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/task/{thread}/stat").read_text(errors="replace")
+            states += text.rpartition(")")[2].split()[0]
+    return states
+
+
 def command_name(pid: int) -> str:
     """The kernel's name of a process (15 bytes at most), or "" when it is gone."""
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.servers import s3_data
-from tests.servers.process import START_LIMIT_S, Process, Server, executable
+from tests.servers.process import START_LIMIT_S, Process, Server, executable, wait_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -79,8 +79,9 @@ class SeaweedFS(Server):
         return self._process.pid
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """SIGSTOP, and returns when it has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
+        wait_stopped(self.pid)
 
     def resume(self) -> None:
         """SIGCONT."""
