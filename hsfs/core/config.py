@@ -150,7 +150,7 @@ def _split_position(message: str, text: str) -> tuple[str, int]:
     if match is not None:
         return f"{message[: match.start()]} (column {match[2]})", int(match[1])
     reason = message.removesuffix(" (at end of document)")
-    return f"{reason} (at its end)", text.count("\n") + 1
+    return f"{reason} (at its end)", text.rstrip("\n").count("\n") + 1
 
 
 class _Reader:
