@@ -93,6 +93,15 @@ class FlatLister(Protocol):
         """All keys below `prefix` in byte order; entries carry full keys in `place`, `name` b""."""
 
 
+class Announcer(Protocol):
+    """Optional power (`caps.announces`): fetch a range by one request though it is read in pieces."""
+
+    def announce(self, place: Place, extent: Extent, /) -> None:
+        """A hint, any thread: `read_into` is about to be called for the whole extent, in order and
+        without gaps, each call beginning where the one before ended. Costs nothing if it does not
+        happen."""
+
+
 class CachedFile(Protocol):
     """One pinned cache file of one FileVersion. Never evicted before `release`."""
 

@@ -219,3 +219,4 @@ class Capabilities:
     concurrency: int  # useful parallel requests
     read_max: int  # largest useful single read (bytes)
     flat_list: bool = False  # has a FlatLister
+    announces: bool = False  # is an Announcer: telling it of a sequence saves requests
