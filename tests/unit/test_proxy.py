@@ -39,16 +39,22 @@ def s3_through(proxy, origin):
         client.close()
 
 
+_urls = {}
+
+
 def get(proxy, origin, key="big", *, connection=None, timeout=60):
     """Status, headers and body by plain HTTP: a client that hides nothing."""
-    with s3_through(proxy, origin) as s3:
-        url = urlsplit(
-            s3.generate_presigned_url("get_object", Params={"Bucket": "bucket", "Key": key})
-        )
+    if (origin.port, key) not in _urls:
+        with s3_through(origin, origin) as s3:
+            _urls[origin.port, key] = urlsplit(
+                s3.generate_presigned_url("get_object", Params={"Bucket": "bucket", "Key": key})
+            )
+    url = _urls[origin.port, key]
     own = connection is None
     connection = connection or http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=timeout)
     try:
-        connection.request("GET", f"{url.path}?{url.query}")
+        # The signature covers the host; the proxy passes it on.
+        connection.request("GET", f"{url.path}?{url.query}", headers={"Host": url.netloc})
         reply = connection.getresponse()
         return reply.status, dict(reply.getheaders()), reply.read()
     finally:
