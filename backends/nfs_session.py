@@ -91,9 +91,12 @@ def parse_settings(url: str, options: Options) -> Settings:
         raise UsageError(url, "not an NFS URL", "write nfs://HOST/EXPORT/PATH")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     path = b"/" + b"/".join(s for s in unquote_to_bytes(parts.path).split(b"/") if s)
-    timeout_s = float(options.get("timeout", 30.0))
-    connections = int(options.get("connections", 4))
-    if timeout_s <= 0 or not 1 <= connections <= 64:
+    try:
+        timeout_s = float(options.get("timeout", 30.0))
+        connections = int(options.get("connections", 4))
+    except ValueError as error:
+        raise ConfigError(url, f"timeout or connections: {error}") from error
+    if not 0 < timeout_s < 1e6 or not 1 <= connections <= 64:
         raise ConfigError(url, f"timeout {timeout_s:g} s, {connections} connections")
     return Settings(
         url=f"nfs://{parts.netloc}{parts.path}",

@@ -173,16 +173,24 @@ class Wire:
         return record, reply
 
     def ask(self, request: Request) -> Answer:
-        """One NFS call. Raises what `check_reply` raises."""
-        record, reply = self.call(
-            rpc.PROGRAM_NFS,
-            nfs3.VERSION,
-            request.procedure,
-            request.credentials,
-            request.arguments,
-        )
-        check_reply(reply, self.where)
-        return Answer(record, reply.body, nfs3.status_of(record, reply.body))
+        """One NFS call, repeated while the server asks for patience (JUKEBOX: the file comes from
+        slow storage) and the timeout lasts. Raises what `check_reply` raises."""
+        deadline_s = time.monotonic() + self.timeout_s
+        pause_s = 0.05
+        while True:
+            record, reply = self.call(
+                rpc.PROGRAM_NFS,
+                nfs3.VERSION,
+                request.procedure,
+                request.credentials,
+                request.arguments,
+            )
+            check_reply(reply, self.where)
+            answer = Answer(record, reply.body, nfs3.status_of(record, reply.body))
+            if answer.status != nfs3.Status.JUKEBOX or time.monotonic() > deadline_s:
+                return answer
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
 
     def run(self, steps: Steps[T]) -> T:
         """Drive an operation to its end."""

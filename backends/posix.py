@@ -86,7 +86,10 @@ class PosixBackend:
             raise UsageError(url, "not a URL of a local directory", "write file:///DIRECTORY")
         if b"\0" in root:
             raise UsageError(url, "a path with a zero byte")
-        self._timeout_s = float(options.get("timeout", 30.0))
+        try:
+            self._timeout_s = float(options.get("timeout", 30.0))
+        except ValueError as error:
+            raise ConfigError(url, f"timeout: {error}") from error
         if self._timeout_s <= 0:
             raise ConfigError(url, f"timeout {self._timeout_s:g} s")
         self._device = device
