@@ -320,8 +320,8 @@ def _two(words: Sequence[str], backends: Sequence[str]) -> tuple[str | None, str
         return None, words[0]
     if len(words) == 1:
         raise UsageError(
-            "hsfs mount",
+            "mount",
             "no SOURCE",
             "hsfs mount SOURCE MOUNTPOINT, or --backend AT=URL MOUNTPOINT",
         )
-    raise UsageError("hsfs mount", "needs [SOURCE] MOUNTPOINT", "see hsfs mount --help")
+    raise UsageError("mount", "needs [SOURCE] MOUNTPOINT", "see hsfs mount --help")

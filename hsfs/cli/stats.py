@@ -47,7 +47,7 @@ def lines(stats: Json, before: Json | None = None, seconds: float = 1.0) -> list
 def command(mount: str | None, live: bool, as_json: bool) -> None:
     """The verb."""
     if live and as_json:
-        raise UsageError("hsfs stats", "--live and --json exclude each other", "leave out one")
+        raise UsageError("stats", "--live and --json exclude each other", "leave out one")
     record = find_mount(mount)
     output = Output(as_json)
     stats = ask(record, "stats", {})

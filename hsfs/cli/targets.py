@@ -24,10 +24,10 @@ def find_mount(target: str | None) -> records.Record:
         return found[0]
     mounts = records.find_all()
     if not mounts:
-        raise NotFound("hsfs", "nothing is mounted", "hsfs mount SOURCE MOUNTPOINT")
+        raise NotFound("mount", "nothing is mounted", "hsfs mount SOURCE MOUNTPOINT")
     if len(mounts) > 1:
         names = ", ".join(record.mountpoint for record in mounts)
-        raise UsageError("hsfs", f"several mounts: {names}", "name one of them")
+        raise UsageError("mount", f"several mounts: {names}", "name one of them")
     return mounts[0]
 
 
