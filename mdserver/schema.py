@@ -9,7 +9,9 @@ begin with their version; fields are only ever appended, with defaults (golden b
                                file renamed away from its native place)
     F device identity          ino of a native file by (fsid, fileid): renames and hard links
     L directory device         Coverage: what of the directory has been listed, and when
-    O time ino                 inodes without a native place, and subtrees to be dropped; by age
+    O time ino device          inodes without a native place, and what a backend had in a merged
+                               directory, to be dropped; by age
+    H ino                      a directory's former place, an orphan's last handle
     V device                   DeviceRecord
     P name                     small values of the server's own (scan cursors)
     J seq                      journal record (store/)
@@ -30,6 +32,7 @@ F entry's inode has that identity; numbers grow and are never given out twice.
 from __future__ import annotations
 
 import msgspec
+from xxhash import xxh3_128_digest
 
 from hsfs.core.errors import Corrupt, Unsupported
 from hsfs.core.types import FileType, Wire
@@ -121,8 +124,6 @@ class DeviceRecord(Wire, frozen=True, array_like=True, gc=False):
     at: str
     priority: int
     ino: int  # the directory at `at`
-    scanned: int = 0
-    scan_state: str = ""
 
 
 class Change(Wire, frozen=True, array_like=True, gc=False):
@@ -166,8 +167,6 @@ def odd_prefix(device: int, directory: int) -> bytes:
 def odd_key(device: int, directory: int, sort_key: bytes) -> bytes:
     """Key of an Odd. Keys hold at most 511 bytes: a long segment is cut and told apart by hash."""
     if len(sort_key) > _SEGMENT_KEY_MAX:
-        from xxhash import xxh3_128_digest
-
         sort_key = sort_key[:_SEGMENT_KEY_MAX] + xxh3_128_digest(sort_key)
     return odd_prefix(device, directory) + sort_key
 
@@ -187,9 +186,23 @@ def coverage_key(directory: int, device: int) -> bytes:
     return b"L" + directory.to_bytes(8, "big") + device.to_bytes(2, "big")
 
 
-def orphan_key(time_s: int, ino: int) -> bytes:
-    """Key of an inode that lost its place."""
-    return b"O" + time_s.to_bytes(4, "big") + ino.to_bytes(8, "big")
+def orphan_key(time_s: int, ino: int, device: int) -> bytes:
+    """Key of an inode that lost its place on a device, to be dropped in the order of time."""
+    return b"O" + time_s.to_bytes(4, "big") + ino.to_bytes(8, "big") + device.to_bytes(2, "big")
+
+
+def read_orphan_key(key: bytes) -> tuple[int, int, int]:
+    """(time in seconds, ino, device)."""
+    return (
+        int.from_bytes(key[1:5], "big"),
+        int.from_bytes(key[5:13], "big"),
+        int.from_bytes(key[13:15], "big"),
+    )
+
+
+def former_key(ino: int) -> bytes:
+    """Key of: directory (u64), then the last handle of an orphan."""
+    return b"H" + ino.to_bytes(8, "big")
 
 
 def device_key(device: int) -> bytes:
