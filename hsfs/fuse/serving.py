@@ -83,7 +83,8 @@ class Latch:
         with self._lock:
             resume = self._resume
             if resume is None:
-                self._outcome = outcome
+                # A view is valid during this call only.
+                self._outcome = bytes(outcome) if isinstance(outcome, memoryview) else outcome
         if resume is not None:
             resume(outcome)
 

@@ -14,6 +14,7 @@ from hsfs.core.ports import CachedFile
 from hsfs.core.types import BLOCK_SIZE, Extent, FileVersion, Replica
 from hsfs.vfs.streams import Streams
 
+# What a `Done` is given is valid only until it returns: it may be a view of a buffer in use.
 Data = bytes | bytearray | memoryview
 Done = Callable[[Data | HsfsError], None]
 
@@ -62,6 +63,7 @@ class Content:
         "loading",
         "local",
         "prefetched",
+        "read",
         "replicas",
         "stale",
         "streams",
@@ -79,6 +81,7 @@ class Content:
         self.local = False  # `data` came from Tier 0
         self.held = False
         self.prefetched = False  # brought before anybody asked, and not opened yet
+        self.read = False  # a read arrived since it was opened
         self.stale = False  # the source has another version
         self.around_until = 0.0  # until then the cache is not tried for it
         self.fetches: list[Fetch] = []

@@ -20,6 +20,10 @@ from hsfs.vfs.reader import Reader
 from hsfs.vfs.siblings import Siblings
 
 
+# So many small files in a row were served by the front's own cache: nothing to fetch ahead for.
+_UNREAD = 4
+
+
 class OpenMode(Enum):
     """How a front is to serve a handle: through its page cache, past it, or by a file of ours."""
 
@@ -61,6 +65,7 @@ class Files:
         self._load_soon = load_soon
         self._handles: dict[int, Content] = {}
         self._next = itertools.count(1)
+        self._unread = 0  # small files in a row that were closed without a read reaching us
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -86,7 +91,7 @@ class Files:
         self._handles[fh] = content
         if node.attributes.size <= self._small:
             inode = self._inodes.get(node.attributes.ino)
-            if inode is not None and inode.run is not None:
+            if inode is not None and inode.run is not None and self._unread < _UNREAD:
                 self._bring_siblings(inode)
         return Opened(fh)
 
@@ -113,7 +118,7 @@ class Files:
         result: list[Data | HsfsError] = []
 
         def done(outcome: Data | HsfsError) -> None:
-            result.append(outcome)
+            result.append(bytes(outcome) if isinstance(outcome, memoryview) else outcome)
             token.run_sync_soon(event.set)
 
         data = self.read(fh, offset, size, done)
@@ -128,4 +133,8 @@ class Files:
         """Close a handle; unknown ones are ignored."""
         content = self._handles.pop(fh, None)
         if content is not None:
+            if content.read:
+                self._unread = 0
+            elif content.file.size <= self._small:
+                self._unread += 1
             self._reader.release(content)

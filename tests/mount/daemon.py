@@ -1,5 +1,5 @@
-"""The mount process of the tests: a Vfs over the metadata double, a directory as source, a real disk
-store. Takes commands as JSON lines on stdin, answers on stdout.
+"""The mount process of the tests: a Vfs over the metadata double, a directory as source and a real
+disk store. Takes commands as JSON lines on stdin, answers on stdout.
 
 In a process of its own because a test that touches its own mount through mmap would hold the GIL
 that the mount needs.

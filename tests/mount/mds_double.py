@@ -1,7 +1,7 @@
 """A metadata server in memory, for tests of the fronts: a dict tree filled from a backend.
 
-Knows what it was last told (`assimilate`, `refresh`), as the real one does: a source that changes is
-noticed by `revalidate`, `refresh` or when the test says so.
+Knows what it was last told (`assimilate`, `refresh`), as the real one does: a source that changes
+is noticed by `revalidate`, `refresh` or when the test says so.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MdsDouble:
     # -- what the test does ----------------------------------------------------------------------
 
     async def assimilate(self, push: bool = False) -> int:
-        """Take over the backend's tree as it is now; with `push`, tell the client of differences."""
+        """Take over the backend's tree as it is now; with `push`, tell the client what differs."""
         changes: list[Invalidation] = []
         seen = 0
         waiting = [1]
