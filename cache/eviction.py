@@ -57,6 +57,8 @@ class Sieve:
         for _ in range(2 * (len(self._ahead) + len(self._passed))):
             if not self._ahead:
                 self._ahead, self._passed = self._passed, self._ahead
+                if not self._ahead:
+                    break  # all that was left were ghosts
             key = self._ahead.popleft()
             if key in self._ghosts:
                 self._ghosts.discard(key)

@@ -195,7 +195,7 @@ class Index:
                     self.entries[key] = offset << 33 | number
             elif kind == Kind.SEGMENT:
                 with self._lock:
-                    self._segments.setdefault(key, {})[number] = offset
+                    self._segments.setdefault(key, {})[number] = offset << 1
             elif kind == Kind.DROP:
                 with self._lock:
                     self.entries.pop(key, None)
