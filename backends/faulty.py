@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import cast
 
 import trio
 
 from hsfs.core.errors import HsfsError
-from hsfs.core.ports import Backend, FlatLister, Interrupt
+from hsfs.core.ports import Announcer, Backend, FlatLister, Interrupt
 from hsfs.core.types import (
     Capabilities,
     Cursor,
     DeviceId,
+    Extent,
     ObjectStat,
     Page,
     Place,
@@ -91,6 +93,10 @@ class Faulty:
         if fault.flip is not None and fault.flip < size:
             buf[fault.flip] ^= 0xFF
         return size
+
+    def announce(self, place: Place, extent: Extent, /) -> None:
+        if self.caps.announces:
+            cast("Announcer", self.inner).announce(place, extent)
 
     def scan(self, directory: Place, *, after: Cursor | None = None) -> AsyncIterator[Page]:
         return _FaultyPages(self, "scan", directory, self.inner.scan(directory, after=after))

@@ -217,6 +217,16 @@ class Reply:
         else:
             self._wire.drop(link)
 
+    def suspend(self) -> None:
+        """Leave the rest of the body for later: the interrupt is free for other uses."""
+        self._interrupt.detach()
+
+    def resume(self, interrupt: Interrupt) -> None:
+        """Go on after `suspend`, perhaps in another thread and for another caller."""
+        self._interrupt = interrupt
+        if self._link is not None:
+            interrupt.attach(self._link.shut)
+
     def drain(self) -> None:
         """Read a small unread body away, so that the link can be used again; then `close`."""
         if 0 < self._left <= _DRAIN_MAX:

@@ -6,14 +6,15 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from hsfs.core.errors import HsfsError
-from hsfs.core.ports import Backend, FlatLister, Interrupt
+from hsfs.core.ports import Announcer, Backend, FlatLister, Interrupt
 from hsfs.core.types import (
     Capabilities,
     Cursor,
     DeviceId,
+    Extent,
     ObjectStat,
     Page,
     Place,
@@ -122,6 +123,10 @@ class Metered:
                 self._read_s += took_s
                 self._latency[index] += 1
         return size
+
+    def announce(self, place: Place, extent: Extent, /) -> None:
+        if self.caps.announces:
+            cast("Announcer", self.inner).announce(place, extent)
 
     def scan(self, directory: Place, *, after: Cursor | None = None) -> AsyncIterator[Page]:
         return self._counted(self.inner.scan(directory, after=after))

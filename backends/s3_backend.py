@@ -26,6 +26,7 @@ from hsfs.core.types import (
     Capabilities,
     Cursor,
     DeviceId,
+    Extent,
     FileType,
     ObjectStat,
     Page,
@@ -67,6 +68,7 @@ class S3Backend:
             concurrency=concurrency,
             read_max=_READ_MAX,
             flat_list=True,
+            announces=True,
         )
 
     @property
@@ -95,6 +97,9 @@ class S3Backend:
     ) -> int:
         return self._reader.read_into(self._base + place.key, offset, buf, expect, interrupt)
 
+    def announce(self, place: Place, extent: Extent, /) -> None:
+        self._reader.announce(self._base + place.key, extent.offset, extent.end)
+
     def scan(self, directory: Place, *, after: Cursor | None = None) -> AsyncIterator[Page]:
         """One level. `directory`: b"" or a prefix ending in "/". A prefix without keys is empty."""
         return self._lister.level(directory.key, after)
@@ -104,11 +109,12 @@ class S3Backend:
         return self._lister.flat(prefix.key, after)
 
     async def probe(self) -> Space:
-        await self._ask(lambda stop: self._pages.page(self._base, stop, limit=1))
+        await self._ask(lambda stop: self._pages.probe(self._base, stop))
         return Space(total=0, free=0, available=0, known=False)
 
     async def aclose(self) -> None:
         self._client.close()
+        self._reader.close()
         self._lister.close()
         if self._fast is not None:
             self._fast.close()

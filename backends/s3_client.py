@@ -46,9 +46,20 @@ _OK: Final = frozenset({200, 204, 206, 416})
 class Patience:
     """The budget of one operation: time without progress, and attempts in a row."""
 
-    __slots__ = ("_attempts", "_closed", "_corrupt", "_deadline", "_interrupt", "_timeout_s")
+    __slots__ = (
+        "_attempts",
+        "_closed",
+        "_corrupt",
+        "_deadline",
+        "_interrupt",
+        "_most",
+        "_timeout_s",
+    )
 
-    def __init__(self, timeout_s: float, interrupt: Interrupt, closed: Callable[[], bool]) -> None:
+    def __init__(
+        self, timeout_s: float, interrupt: Interrupt, closed: Callable[[], bool], most: int
+    ) -> None:
+        self._most = most
         self._timeout_s = timeout_s
         self._closed = closed
         self._deadline = time.monotonic() + timeout_s
@@ -82,7 +93,7 @@ class Patience:
         if isinstance(error, Throttled):
             # The server's own wish goes beyond our schedule, and it may repeat it.
             pause_s = max(error.retry_after_s * random.uniform(1.0, 1.1), pause_s)
-        elif self._attempts >= _ATTEMPTS:
+        elif self._attempts >= self._most:
             raise error
         if time.monotonic() + pause_s >= self._deadline:
             raise error
@@ -189,9 +200,9 @@ class Client:
         """For messages: the bucket and where it is."""
         return f"s3://{self.access.bucket} at {self.location.origin}"
 
-    def patience(self, interrupt: Interrupt) -> Patience:
-        """The budget of a new operation."""
-        return Patience(self.access.timeout_s, interrupt, lambda: self._closed)
+    def patience(self, interrupt: Interrupt, attempts: int = _ATTEMPTS) -> Patience:
+        """The budget of a new operation; after so many attempts in a row it gives up."""
+        return Patience(self.access.timeout_s, interrupt, lambda: self._closed, attempts)
 
     def ask(
         self,

@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 from xml.parsers import expat
 
 from hsfs.backends.s3_answers import refusal
-from hsfs.backends.s3_client import Client
+from hsfs.backends.s3_client import Client, Patience
 from hsfs.backends.s3_keys import quoted_value, version_of
 from hsfs.core.errors import HsfsError, ProtocolError
 from hsfs.core.ports import Interrupt
@@ -281,30 +281,16 @@ class PageSource:
         limit: int = PAGE,
     ) -> ListPage:
         """The page behind `start_after` or `token`. Raises leaves of HsfsError."""
-        return parse_page(self._ask(prefix, interrupt, delimiter, start_after, token, limit))
+        query = _query(prefix, delimiter, start_after, token, limit)
+        return parse_page(self._ask(query, self._client.patience(interrupt), interrupt))
 
-    def _ask(
-        self,
-        prefix: bytes,
-        interrupt: Interrupt,
-        delimiter: bytes,
-        start_after: bytes,
-        token: bytes,
-        limit: int,
-    ) -> bytes:
-        # In the order of their names, as the signature wants them.
-        parts = []
-        if token:
-            parts.append(f"continuation-token={quoted_value(token)}")
-        if delimiter:
-            parts.append(f"delimiter={quoted_value(delimiter)}")
-        parts += ["encoding-type=url", "list-type=2", f"max-keys={limit}"]
-        parts.append(f"prefix={quoted_value(prefix)}")
-        if start_after and not token:
-            parts.append(f"start-after={quoted_value(start_after)}")
-        query = "&".join(parts)
+    def probe(self, prefix: bytes, interrupt: Interrupt) -> None:
+        """Ask for one key, with little patience: somebody waits for the verdict."""
+        query = _query(prefix, b"", b"", b"", 1)
+        parse_page(self._ask(query, self._client.patience(interrupt, attempts=2), interrupt))
+
+    def _ask(self, query: str, patience: Patience, interrupt: Interrupt) -> bytes:
         client = self._client
-        patience = client.patience(interrupt)
         while True:
             try:
                 with client.ask("GET", b"", query, "", interrupt, timeout_s=patience.left_s) as got:
@@ -316,3 +302,17 @@ class PageSource:
                 raise refusal(500, {}, body).error(client.name, bucket="", pinned=False)
             except HsfsError as error:
                 patience.pause(error)
+
+
+def _query(prefix: bytes, delimiter: bytes, start_after: bytes, token: bytes, limit: int) -> str:
+    """The query of a page, in the order of the names, as the signature wants them."""
+    parts = []
+    if token:
+        parts.append(f"continuation-token={quoted_value(token)}")
+    if delimiter:
+        parts.append(f"delimiter={quoted_value(delimiter)}")
+    parts += ["encoding-type=url", "list-type=2", f"max-keys={limit}"]
+    parts.append(f"prefix={quoted_value(prefix)}")
+    if start_after and not token:
+        parts.append(f"start-after={quoted_value(start_after)}")
+    return "&".join(parts)

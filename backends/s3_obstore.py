@@ -6,7 +6,7 @@ to act on, and the wire asks again. A declined read costs one round trip, and co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -17,13 +17,58 @@ from obstore.store import ClientConfig, S3Credential, S3Store
 
 from hsfs.backends.s3_client import Client
 from hsfs.backends.s3_keys import version_of
-from hsfs.backends.s3_read import Chunk
-from hsfs.core.errors import Interrupted
+from hsfs.backends.s3_read import Parked
+from hsfs.core.errors import HsfsError, Interrupted
 from hsfs.core.ports import Interrupt
 from hsfs.core.types import Version
 
 _PIECE: Final = 1 << 20
 _KEPT: Final = timedelta(seconds=60)  # the chain behind keeps and refreshes by itself
+
+
+_Piece = obstore.Bytes | bytes
+
+
+class _Content:
+    """Body of s3_read over obstore's pieces, which are Bytes of any size."""
+
+    def __init__(self, pieces: Iterator[_Piece], interrupt: Interrupt, name: str) -> None:
+        self._pieces = pieces
+        self._interrupt = interrupt
+        self._name = name
+        self._rest = memoryview(b"")
+
+    @property
+    def fields(self) -> Mapping[bytes, bytes]:
+        # Whether the bucket encrypts with KMS (then the ETag is no MD5) is in a header that
+        # obstore does not show, and TLS guards the way already: no MD5 of what comes from here.
+        return {}
+
+    def read_into(self, view: memoryview, /) -> int:
+        done = 0
+        while done < len(view):
+            if not self._rest:
+                if self._interrupt.interrupted:
+                    raise Interrupted(self._name)
+                try:
+                    self._rest = memoryview(next(self._pieces))
+                except (StopIteration, obstore.exceptions.BaseError, OSError):
+                    return done
+            size = min(len(view) - done, len(self._rest))
+            view[done : done + size] = self._rest[:size]
+            self._rest = self._rest[size:]
+            done += size
+        return done
+
+    def suspend(self) -> None:
+        pass
+
+    def resume(self, interrupt: Interrupt, /) -> None:
+        self._interrupt = interrupt
+
+    def close(self) -> None:
+        self._rest = memoryview(b"")
+        self._pieces = iter(())
 
 
 class ObstorePath:
@@ -34,47 +79,30 @@ class ObstorePath:
         self._origin = ""
         self._store: S3Store | None = None
 
-    def get(
-        self, key: bytes, offset: int, view: memoryview, pin: Version | None, interrupt: Interrupt
-    ) -> Chunk | None:
-        wanted = len(view)
-        store = self._current()
+    def open(
+        self, key: bytes, offset: int, end: int, pin: Version | None, interrupt: Interrupt
+    ) -> Parked | None:
+        if interrupt.interrupted:
+            raise Interrupted(self._client.name)
         try:
-            options: obstore.GetOptions = {"range": (offset, offset + wanted)}
+            options: obstore.GetOptions = {"range": (offset, end)}
             if pin is not None:
                 options["if_match"] = f'"{pin.decode("latin-1")}"'
-            result = obstore.get(store, key.decode(), options=options)
+            result = obstore.get(self._current(), key.decode(), options=options)
             meta = result.meta
-            start, end = result.range
+            start, stop = result.range
             etag = meta.get("e_tag")
-            if etag is None or start != offset or end > offset + wanted:
+            if etag is None or start != offset or stop > end:
                 return None
             version = version_of(etag.encode("latin-1"))
             if pin is not None and version != pin:
                 return None
-            size, done = end - start, 0
-            if size <= _PIECE:
-                body = result.bytes()
-                done = len(body)
-                if done == size:
-                    view[:done] = memoryview(body)
-            else:
-                for piece in result.stream(_PIECE):
-                    if interrupt.interrupted:
-                        raise Interrupted(self._client.name)
-                    here = memoryview(piece)
-                    if done + len(here) > size:
-                        return None
-                    view[done : done + len(here)] = here
-                    done += len(here)
-        except (obstore.exceptions.BaseError, OSError, ValueError):
+            size = stop - start
+            whole = size <= _PIECE
+            pieces: Iterator[_Piece] = iter((result.bytes(),) if whole else result.stream(_PIECE))
+        except (obstore.exceptions.BaseError, OSError, ValueError, HsfsError):
             return None
-        if done != size:
-            return None
-        total = meta["size"]
-        # Whether the bucket encrypts with KMS (then the ETag is no MD5) is in a header that
-        # obstore does not show, and TLS already guards the way: no MD5 here.
-        return Chunk(size, version, total, checkable=False)
+        return Parked(_Content(pieces, interrupt, self._client.name), size, version, meta["size"])
 
     def close(self) -> None:
         self._store = None

@@ -10,7 +10,10 @@ go on after a cut never mixes two versions.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import time
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from hsfs.backends.http_wire import Reply
@@ -30,15 +33,35 @@ from hsfs.core.types import Version
 
 _MD5_MAX: Final = 1 << 20
 _SKIP_MAX: Final = 1 << 20
+_ANNOUNCED_MAX: Final = 256
+_PARKED_MAX: Final = 64
+_PARKED_MAX_S: Final = 10.0
+
+
+class Body(Protocol):
+    """The rest of an answer's content, wherever it comes from."""
+
+    @property
+    def fields(self) -> Mapping[bytes, bytes]:
+        """The answer's header, names in lower case (none where the transport shows none)."""
+
+    def read_into(self, view: memoryview, /) -> int:
+        """Fill `view`; fewer bytes only where the body ends, rightly or not."""
+
+    def suspend(self) -> None: ...
+
+    def resume(self, interrupt: Interrupt, /) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class FastPath(Protocol):
     """A transport that may decline."""
 
-    def get(
-        self, key: bytes, offset: int, view: memoryview, pin: Version | None, interrupt: Interrupt
-    ) -> Chunk | None:
-        """What arrived, or None to have the wire do it. Never raises for what a server does."""
+    def open(
+        self, key: bytes, offset: int, end: int, pin: Version | None, interrupt: Interrupt
+    ) -> Parked | None:
+        """The answer to a range, or None to have the wire ask. Raises Interrupted only."""
 
     def close(self) -> None:
         """Release its connections."""
@@ -57,12 +80,41 @@ class Chunk:
         self.checkable = checkable  # the ETag is the MD5 of the content, if it looks like one
 
 
+class Parked:
+    """An answer of which `left` bytes are still to be read. `total`: the object's size, -1 where
+    the answer does not tell."""
+
+    __slots__ = ("body", "left", "since", "total", "version")
+
+    def __init__(self, body: Body, left: int, version: Version, total: int) -> None:
+        self.body = body
+        self.left = left
+        self.version = version
+        self.total = total
+        self.since = time.monotonic()
+
+
 class Reader:
     """Reads objects of one bucket. All blocking, safe in many threads."""
 
     def __init__(self, client: Client, fast: FastPath | None) -> None:
         self._client = client
         self._fast = fast
+        # Both by (key, offset of the next piece), oldest first, bounded.
+        self._announced: dict[tuple[bytes, int], int] = {}
+        self._parked: dict[tuple[bytes, int], Parked] = {}
+
+    def announce(self, key: bytes, offset: int, end: int) -> None:
+        """The range is about to be read piece by piece: the first piece asks for all of it, and
+        the answer waits on its link for the next."""
+        if len(self._announced) >= _ANNOUNCED_MAX:
+            with contextlib.suppress(StopIteration, KeyError, RuntimeError):
+                del self._announced[next(iter(self._announced))]
+        self._announced[key, offset] = end
+
+    def close(self) -> None:
+        """Give up what waits."""
+        self._sweep(0)
 
     def read_into(
         self,
@@ -123,57 +175,117 @@ class Reader:
         *,
         first: bool,
     ) -> Chunk:
-        got: Chunk | None = None
-        if first and self._fast is not None and is_canonical(key):
-            got = self._fast.get(key, offset, view, pin, interrupt)
+        got = self._next_piece(key, offset, view, pin, interrupt)
         if got is None:
-            got = self._over_wire(key, offset, view, pin, interrupt, patience)
+            end = max(self._announced.pop((key, offset), 0), offset + len(view))
+            answer = None
+            if first and self._fast is not None and is_canonical(key):
+                answer = self._fast.open(key, offset, end, pin, interrupt)
+            if answer is None:
+                answer = self._over_wire(key, offset, end, pin, interrupt, patience)
+            got = self._take(key, offset, view, answer)
         if got.checkable and offset == 0 and got.size == got.total:
             _check_md5(view[: got.size], got.version)
         return got
+
+    def _next_piece(
+        self, key: bytes, offset: int, view: memoryview, pin: Version | None, interrupt: Interrupt
+    ) -> Chunk | None:
+        """From a parked answer, if one stands at just this place."""
+        if not self._parked:
+            return None
+        parked = self._parked.pop((key, offset), None)
+        if parked is None:
+            return None
+        if pin is not None and pin != parked.version:
+            parked.body.close()
+            return None
+        parked.body.resume(interrupt)
+        return self._take(key, offset, view, parked)
 
     def _over_wire(
         self,
         key: bytes,
         offset: int,
-        view: memoryview,
+        end: int,
         pin: Version | None,
         interrupt: Interrupt,
         patience: Patience,
-    ) -> Chunk:
-        wanted = len(view)
-        extra = f"Range: bytes={offset}-{offset + wanted - 1}\r\n"
+    ) -> Parked:
+        extra = f"Range: bytes={offset}-{end - 1}\r\n"
         if pin is not None:
             extra += f'If-Match: "{pin.decode("latin-1")}"\r\n'
         client = self._client
         reply = client.ask(
             "GET", key, "", extra, interrupt, pinned=pin is not None, timeout_s=patience.left_s
         )
-        with reply:
+        try:
             if reply.status == 416:
-                return self._behind_end(key, reply, offset, pin, interrupt)
+                return Parked(*self._behind_end(key, reply, offset, pin, interrupt))
             etag = reply.fields.get(b"etag")
             if etag is None:
-                start = bytearray(min(wanted, 4096))
+                start = bytearray(4096)
                 n = reply.read_into(memoryview(start))
                 raise client.refuse(reply, key, bytes(start[:n]))
             version = version_of(etag)
             if pin is not None and version != pin:
                 raise StaleVersion(client.name, "object changed in its bucket")
-            size, total = self._position(reply, offset, wanted)
-            got = reply.read_into(view[:size] if size < wanted else view)
+            size, total = self._position(reply, offset, end - offset)
+        except BaseException:
+            reply.close()
+            raise
+        return Parked(reply, size, version, total)
+
+    def _take(self, key: bytes, offset: int, view: memoryview, parked: Parked) -> Chunk:
+        """The next piece of an answer; what is left of it is parked for the next call."""
+        body, version, total = parked.body, parked.version, parked.total
+        size = min(len(view), parked.left)
+        left = parked.left - size
+        keep = False
+        try:
+            got = body.read_into(view[:size] if size < len(view) else view)
             if got < size:
-                raise _Cut(
-                    got, version, Unavailable(client.name, f"connection cut, {size - got} missing")
-                )
-            encryption = reply.fields.get(b"x-amz-server-side-encryption", b"")
-            checkable = (
-                total <= _MD5_MAX
-                and is_md5(version)
-                and not encryption.startswith(b"aws:")
-                and b"x-amz-server-side-encryption-customer-algorithm" not in reply.fields
-            )
-            return Chunk(size, version, total, checkable=checkable)
+                if left:
+                    self.announce(key, offset + got, offset + parked.left)
+                error = Unavailable(self._client.name, f"connection cut, {size - got} missing")
+                raise _Cut(got, version, error)
+            keep = left > 0 and size == len(view)
+            if keep:
+                self._park(key, offset + size, Parked(body, left, version, total))
+        finally:
+            if not keep:
+                body.close()
+        if total > _MD5_MAX or size != total or not is_md5(version):
+            return Chunk(size, version, total, checkable=False)
+        fields = body.fields
+        # With these the ETag is no MD5.
+        sealed = (
+            fields.get(b"x-amz-server-side-encryption", b"").startswith(b"aws:")
+            or b"x-amz-server-side-encryption-customer-algorithm" in fields
+        )
+        return Chunk(size, version, total, checkable=bool(fields) and not sealed)
+
+    def _park(self, key: bytes, offset: int, parked: Parked) -> None:
+        parked.body.suspend()
+        before = self._parked.pop((key, offset), None)
+        self._parked[key, offset] = parked
+        if before is not None:
+            before.body.close()
+        self._sweep(_PARKED_MAX)
+
+    def _sweep(self, most: int) -> None:
+        """Drop parked answers that nobody came for: too old, or more than `most`."""
+        oldest = time.monotonic() - _PARKED_MAX_S
+        while self._parked:
+            try:
+                where = next(iter(self._parked))
+                parked = self._parked[where]
+                if len(self._parked) <= most and parked.since > oldest:
+                    return
+                parked = self._parked.pop(where)
+            except (KeyError, RuntimeError):  # another thread changed it meanwhile
+                continue
+            parked.body.close()
 
     def _position(self, reply: Reply, offset: int, wanted: int) -> tuple[int, int]:
         """How many bytes of the body are ours, and the object's size; the body stands at the
@@ -208,7 +320,7 @@ class Reader:
 
     def _behind_end(
         self, key: bytes, reply: Reply, offset: int, pin: Version | None, interrupt: Interrupt
-    ) -> Chunk:
+    ) -> tuple[Reply, int, Version, int]:
         """The range lies behind the end: proven, where a version was asked for, by the answer's
         own ETag or by one more question."""
         fields, name = reply.fields, self._client.name
@@ -224,7 +336,7 @@ class Reader:
                 raise StaleVersion(name, "object changed in its bucket")
         if pin is not None and version_of(fields.get(b"etag", b"")) != pin:
             raise StaleVersion(name, "object changed in its bucket")
-        return Chunk(0, pin or Version(b""), -1, checkable=False)
+        return reply, 0, pin or Version(b""), -1
 
 
 class _Cut(Exception):

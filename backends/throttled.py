@@ -6,15 +6,17 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import cast
 
 import trio
 
 from hsfs.core.errors import Interrupted
-from hsfs.core.ports import Backend, FlatLister, Interrupt
+from hsfs.core.ports import Announcer, Backend, FlatLister, Interrupt
 from hsfs.core.types import (
     Capabilities,
     Cursor,
     DeviceId,
+    Extent,
     ObjectStat,
     Page,
     Place,
@@ -107,6 +109,10 @@ class Throttled:
             if size < len(buf):
                 self._bytes.give_back(len(buf) - size)
         return size
+
+    def announce(self, place: Place, extent: Extent, /) -> None:
+        if self.caps.announces:
+            cast("Announcer", self.inner).announce(place, extent)
 
     def scan(self, directory: Place, *, after: Cursor | None = None) -> AsyncIterator[Page]:
         return _PacedPages(self._requests, self.inner.scan(directory, after=after))
