@@ -30,6 +30,10 @@ _BACKOFF_S, _BACKOFF_MAX_S = 0.05, 1.0
 _CONNECT_TRIES = 64
 
 
+class _Silent(ConnectionLost):
+    """Given up because nothing at all came in a whole timeout."""
+
+
 @dataclass(eq=False, slots=True)
 class _Batch:
     """Calls that one task waits for. `changed` is set when the task has to look again."""
@@ -93,8 +97,8 @@ class Link:
         if batch.left:
             if self._received_at < batch.began:
                 # Nothing at all came: the next call has a better chance on a new connection.
-                self._drop(ConnectionLost(self._session.settings.url, "the server says nothing"))
-            if batch.lost is not None:
+                self._drop(_Silent(self._session.settings.url, "the server says nothing"))
+            if batch.lost is not None and not isinstance(batch.lost, _Silent):
                 raise Unavailable(batch.lost.what, batch.lost.why, batch.lost.next_step)
             raise TimedOut(self._session.settings.url, f"no answer for {self._timeout_s:g} s")
         return [a for a in batch.answers if a is not None]

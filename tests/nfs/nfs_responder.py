@@ -1,8 +1,8 @@
 """A small NFSv3 server for what Ganesha can't be made to do: leave attributes out, refuse
 READDIRPLUS, answer in other orders, in fragments, short, later, or only to a file's owner.
 
-MOUNT and NFS on one port, one thread per connection, a tree given as {key: content}. It is the
-second server of the NFS backend's tests, not a stand-in for the first.
+Portmapper, MOUNT and NFS on one port, one thread per connection, a tree given as {key: content}.
+It is the second server of the NFS backend's tests, not a stand-in for the first.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Behaviour:
     versions: tuple[int, int] = (3, 3)
     flavors: tuple[int, ...] = (1,)
     refuse_auth: bool = False
+    registered: tuple[int, ...] = (rpc.PROGRAM_NFS, rpc.PROGRAM_MOUNT)  # with the portmapper
     generation: int = 1  # handles of another generation are stale
     page: int = 3  # entries per page of a listing
     endless: bool = False  # a listing whose cookies do not advance
@@ -146,6 +147,9 @@ class NfsResponder:
         if call.program == rpc.PROGRAM_NFS and not low <= call.version <= high:
             return head + struct.pack(">3I", 2, low, high)
         arguments = Unpacker(record, call.body)
+        if call.program == rpc.PROGRAM_PORTMAP:
+            registered = self.port if arguments.u32() in behaviour.registered else 0
+            return head + struct.pack(">II", 0, registered)
         if call.program == rpc.PROGRAM_MOUNT:
             return head + b"\0\0\0\0" + self._mount(call.procedure, arguments)
         if call.procedure == nfs3.NULL:

@@ -9,6 +9,7 @@ import random
 import pytest
 import trio
 
+from hsfs.backends import nfs_session
 from hsfs.backends.nfs_backend import open_nfs
 from hsfs.core.errors import (
     ConfigError,
@@ -20,6 +21,7 @@ from hsfs.core.errors import (
     StaleVersion,
     Throttled,
     Unauthorised,
+    Unavailable,
     UsageError,
 )
 from hsfs.core.types import DeviceId, FileType, Place, Version
@@ -269,4 +271,35 @@ async def test_many_tasks_share_one_connection_and_survive_cancellation():
                 nursery.start_soon(one, i)
         assert not wrong
         assert (await backend.stat(Place(b"f199"))).size == 199
+        await backend.aclose()
+
+
+async def test_ports_are_asked_of_the_portmapper(monkeypatch):
+    with NfsResponder(FILES) as server:
+        monkeypatch.setattr(nfs_session, "_PORTMAP_PORT", server.port)
+        backend = await open_nfs(DeviceId(1), "nfs://127.0.0.1/export", {"timeout": 60.0})
+        assert (await backend.stat(Place(b"dir/f3"))).size == 3
+        assert await in_thread(read_blocking, backend, Place(b"dir/f3"), 0, 9) == b"xxx"
+        await backend.aclose()
+        server.behaviour.registered = ()
+        backend = await open_nfs(
+            DeviceId(1), f"nfs://127.0.0.1:{server.port}/export", {"timeout": 60.0}
+        )
+        with pytest.raises(Unavailable, match="mountport"):
+            await backend.probe()
+        await backend.aclose()
+
+
+async def test_a_server_that_moves_is_found_again(monkeypatch):
+    with NfsResponder(FILES) as first:
+        monkeypatch.setattr(nfs_session, "_PORTMAP_PORT", first.port)
+        backend = await open_nfs(DeviceId(1), "nfs://127.0.0.1/export", {"timeout": 60.0})
+        stat = await backend.stat(Place(b"big"))
+    with NfsResponder(FILES) as second:
+        monkeypatch.setattr(nfs_session, "_PORTMAP_PORT", second.port)
+        got = await in_thread(
+            read_blocking, backend, stat.place, 0, 100, expect=Version(stat.version)
+        )
+        assert got == DATA[:100]
+        assert (await backend.stat(stat.place)).version == stat.version
         await backend.aclose()
