@@ -227,7 +227,9 @@ class PosixBackend:
     @contextlib.contextmanager
     def _parent(self, key: bytes) -> Iterator[tuple[int, bytes]]:
         """(descriptor of the directory above, checked last segment)."""
-        above, _, name = key.rpartition(b"/")
+        above, slash, name = key.rpartition(b"/")
+        if slash and not above:
+            raise NotFound("name", "no name of a file")
         fd = self._open_directory(above)
         try:
             yield fd, _checked(name)
