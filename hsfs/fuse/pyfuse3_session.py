@@ -4,10 +4,10 @@ One nodeid (which pyfuse3 makes the same number as st_ino) with one generation i
 version of one inode. When a file's content changed while the kernel knows the inode, LOOKUP and
 READDIRPLUS give the same nodeid with the next generation: the kernel then makes a fresh inode and
 marks the old one bad, so that handles and mappings of the old content get EIO (their close too),
-never bytes of the new one. Until it has looked up again, OPEN and GETATTR of a nodeid whose content moved on answer
-ESTALE, which the kernel turns into that lookup by itself. Hence pages that the kernel holds always
-belong to the version that is being opened, and are always kept. READs of an old handle that reach
-us are served from Tier 0 where it still holds that version, else answer ESTALE.
+never bytes of the new one. Until it has looked up again, OPEN and GETATTR of a nodeid whose content
+moved on answer ESTALE, which the kernel turns into that lookup by itself. Hence pages that the
+kernel holds always belong to the version that is being opened, and are always kept. READs of an old
+handle that reach us are served from Tier 0 where it holds that version, else answer ESTALE.
 
 Needs Linux 5.14 (generation checked on lookup). Not possible with pyfuse3: FUSE_INTERRUPT (a reader
 that is killed is released by its own READ, at the latest by the backend's deadline), passthrough,

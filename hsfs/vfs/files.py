@@ -19,7 +19,6 @@ from hsfs.vfs.names import Names
 from hsfs.vfs.reader import Reader
 from hsfs.vfs.siblings import Siblings
 
-
 # So many small files in a row were served by the front's own cache: nothing to fetch ahead for.
 _UNREAD = 4
 

@@ -284,8 +284,10 @@ class Vfs:
         """Bring a file, or all files below a directory, into Tier 0. Raises NotFound for the path
         itself; single files that fail are counted."""
         warmed = Warmed()
-        limit = trio.Semaphore(_WARM_FILES)
-        chunks = trio.CapacityLimiter(_WARM_CHUNKS)
+        top = await self.names.resolve(path)
+        files = trio.Semaphore(_WARM_FILES)
+        chunks = trio.Semaphore(_WARM_CHUNKS)
+        stopped: list[HsfsError] = []
 
         async def one(node: Node) -> None:
             try:
@@ -297,17 +299,22 @@ class Vfs:
                 warmed.files += 1
                 warmed.bytes += node.attributes.size
             finally:
-                limit.release()
+                files.release()
             if progress is not None:
                 progress(warmed)
 
         async with trio.open_nursery() as nursery:
-            async for node in self._files_below(await self.names.resolve(path)):
-                await limit.acquire()
-                nursery.start_soon(one, node)
+            try:
+                async for node in self._files_below(top):
+                    await files.acquire()
+                    nursery.start_soon(one, node)
+            except HsfsError as error:  # a directory that can't be listed
+                stopped.append(error)
+        if stopped:
+            raise stopped[0]
         return warmed
 
-    async def _warm_file(self, node: Node, chunks: trio.CapacityLimiter) -> None:
+    async def _warm_file(self, node: Node, chunks: trio.Semaphore) -> None:
         size = node.attributes.size
         if not size or self.attrs.cached_bytes(node) >= size:
             return
@@ -315,17 +322,21 @@ class Vfs:
         failures: list[HsfsError] = []
 
         async def one(extent: Extent) -> None:
-            async with chunks:
+            try:
                 outcome = await _called_back(lambda done: self._reader.want(content, extent, done))
+            finally:
+                chunks.release()
             if isinstance(outcome, HsfsError):
                 failures.append(outcome)
 
         try:
             async with trio.open_nursery() as nursery:
                 for start in range(0, size, CHUNK_SIZE):
+                    await chunks.acquire()
+                    if failures:
+                        chunks.release()
+                        break
                     nursery.start_soon(one, Extent(start, min(CHUNK_SIZE, size - start)))
-                    if start % (CHUNK_SIZE * _WARM_CHUNKS) == 0:
-                        await trio.lowlevel.checkpoint()
         finally:
             self._reader.release(content)
         if failures:

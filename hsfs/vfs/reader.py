@@ -199,7 +199,7 @@ class Reader:
                 data = content.data
             if data is not None:
                 self._settle(content)
-            elif content.complete and content.cached is not None and waiter.wants_data:
+            elif content.complete and content.cached is not None:
                 self._submit_local(content)
             else:
                 self._load(content)
@@ -341,7 +341,8 @@ class Reader:
             waiting: list[Waiter] = []
             for waiter in content.waiters:
                 extent = content.aligned(waiter.offset, waiter.end)
-                holes = () if content.data is not None else content.holes(extent)
+                held = content.data is not None and waiter.wants_data
+                holes = () if held else content.holes(extent)
                 if not holes:
                     ready.append(waiter)
                 elif error is not None and where is not None and _overlap(holes, where):
@@ -366,7 +367,7 @@ class Reader:
     def _answer_from(self, content: Content, start: int, view: memoryview) -> None:
         """Answer waiters whose bytes have just come, before they are hashed and written."""
         end = start + len(view)
-        ready = []
+        ready: list[Waiter] = []
         with self._lock:
             waiting: list[Waiter] = []
             for waiter in content.waiters:
@@ -509,6 +510,7 @@ class Reader:
                     data = cached.read(0, size)
                 except (Corrupt, CacheUnavailable) as error:
                     log.warning("Tier 0: %s", error.why or error)
+                    content.complete = False
             store = data is None
             if data is None:
                 data = bytearray(size)
