@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import obstore
 import obstore.exceptions
-from obstore.store import ClientConfig, S3Credential, S3Store
+from obstore.store import S3Credential, S3Store
 
 from hsfs.backends.s3_client import Client
 from hsfs.backends.s3_keys import version_of
@@ -21,6 +21,9 @@ from hsfs.backends.s3_read import Parked
 from hsfs.core.errors import HsfsError, Interrupted
 from hsfs.core.ports import Interrupt
 from hsfs.core.types import Version
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig  # stands in the stubs alone
 
 _PIECE: Final = 1 << 20
 _KEPT: Final = timedelta(seconds=60)  # the chain behind keeps and refreshes by itself
