@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import obstore
 import obstore.exceptions
-from obstore.store import S3Credential, S3Store
+from obstore.store import S3Store
 
 from hsfs.backends.s3_client import Client
 from hsfs.backends.s3_keys import version_of
@@ -23,7 +23,7 @@ from hsfs.core.ports import Interrupt
 from hsfs.core.types import Version
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig  # stands in the stubs alone
+    from obstore.store import ClientConfig, S3Credential  # stand in the stubs alone
 
 _PIECE: Final = 1 << 20
 _KEPT: Final = timedelta(seconds=60)  # the chain behind keeps and refreshes by itself
