@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
@@ -142,7 +142,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Check who it is."""
-        assert isinstance(transport, asyncio.Transport)
+        # No subclass of asyncio.Transport under uvloop, though it is one in all but name.
+        transport = cast("asyncio.Transport", transport)
         self._transport = transport
         self._server.opened(self)
         transport.set_write_buffer_limits(high=1024 * 1024)
