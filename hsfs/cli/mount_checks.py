@@ -197,8 +197,9 @@ def explain(error: BaseException) -> HsfsError:
     if isinstance(error, HsfsError):
         return error
     if isinstance(error, BaseExceptionGroup):
-        first = error.exceptions[0]
-        return explain(first)
+        ours, rest = error.split(HsfsError)
+        inner = (ours if ours is not None else rest).exceptions  # type: ignore[union-attr]
+        return explain(inner[0])
     if isinstance(error, OSError):
         return from_os_error(error, "mount")
     return HsfsError("mount", f"{type(error).__name__}: {error}", "see the log")

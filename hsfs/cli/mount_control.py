@@ -95,6 +95,7 @@ class MountControl:
         self._backends = backends
         self._end = end
         self._devices: Sequence[Device] = ()
+        self._heard: dict[str, tuple[str, str]] = {}
         self._began = time.monotonic()
 
     async def handle(self, op: str, args: Json, progress: Progress) -> Json:
@@ -125,6 +126,7 @@ class MountControl:
             mds_state = "slow" if self._connected() else "unreachable"
             why = str(e) if isinstance(e, HsfsError) else ""
         usage = self._store.usage()
+        self._hear_readers()
         backends = [self._backend(health) for health in self._backends.health()]
         notes = list(facts.notes)
         if usage.trouble:
@@ -157,6 +159,18 @@ class MountControl:
             "backends": backends,
         }
 
+    def _hear_readers(self) -> None:
+        """Trouble that reads met since the last look counts until a probe says otherwise."""
+        devices = self._vfs.stats().get("devices")
+        if not isinstance(devices, dict):
+            return
+        for device, seen in devices.items():
+            heard = (str(seen.get("state", "")), str(seen.get("why", "")))
+            if self._heard.get(device) != heard:
+                self._heard[device] = heard
+                if heard[0] in ("unreachable", "unauthorised"):
+                    self._backends.failed(int(device), *heard)
+
     def _backend(self, health: Health) -> Json:
         device = next((d for d in self._devices if d.id == health.device.id), health.device)
         state, why = health.state, health.why
@@ -181,13 +195,16 @@ class MountControl:
         names = {str(h.device.id): h.device.name for h in self._backends.health()}
         front = dict(self._vfs.stats())
         fetched = front.pop("fetched", {})
-        by_name = {}
+        by_name: dict[str, int] = {}
         if isinstance(fetched, dict):
             by_name = {names.get(str(key), str(key)): count for key, count in fetched.items()}
         return {
             "mountpoint": self._facts.record.mountpoint,
-            "front": front,
+            "fetched_bytes": sum(by_name.values()),
+            "cache_hits": front.get("cache_hits", 0),
+            "cache_misses": front.get("cache_misses", 0),
             "backend_bytes": by_name,
+            "front": front,
             "cache": {
                 "bytes": usage.bytes,
                 "files": usage.files,

@@ -267,7 +267,7 @@ def _options(order: MountOrder, volume: Volume) -> MountOptions:
     return MountOptions(
         fsname=order.fsname,
         allow_other=order.allow_other,
-        extra=order.options,
+        extra=("ro", *order.options),
         config=encode_volume(volume) + b"\n",
     )
 
@@ -304,10 +304,10 @@ def main() -> int:
         report.failed(error)
         if order.foreground:
             sys.stderr.write(f"hsfs: {error}\n")
-        if not isinstance(e, HsfsError):
-            _log.error("the mount failed", exc_info=e)
-        else:
-            _log.error("the mount failed: %s", error)
+        ours = isinstance(e, HsfsError) or (
+            isinstance(e, BaseExceptionGroup) and e.split(HsfsError)[1] is None
+        )
+        _log.error("the mount failed: %s", error, exc_info=None if ours else e)
         return 32
     finally:
         with suppress(OSError):
