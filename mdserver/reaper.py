@@ -6,8 +6,6 @@ a vanished tree of millions delays nobody.
 
 from __future__ import annotations
 
-import msgspec
-
 from hsfs.core.types import FileType
 from hsfs.mdserver.assimilate import unbind
 from hsfs.mdserver.draft import Draft
@@ -25,7 +23,6 @@ from hsfs.mdserver.schema import (
     identity_key,
     inode_key,
     odd_prefix,
-    orphan_key,
     read_orphan_key,
 )
 from hsfs.mdserver.store import Changes, Snapshot
@@ -130,9 +127,7 @@ def _drop_dentry(
             record = decode_inode(value)
             for binding in record.bindings:
                 if binding.device == device and binding.directory == directory:
-                    unbind(
-                        draft, volume, child, record, device, directory, binding.segment, now_ns
-                    )
+                    unbind(draft, volume, child, record, device, directory, binding.segment, now_ns)
                     break
     draft.put(key, encode(tuple(kept)) if len(kept) > 1 else None)
 

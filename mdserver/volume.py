@@ -7,6 +7,7 @@ the backend answers or not.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -62,6 +63,11 @@ class Defaults:
     gid: int = 0
     file_mode: int = 0o644
     dir_mode: int = 0o755
+
+    @classmethod
+    def of_process(cls) -> Defaults:
+        """The ids of this process: an embedded server runs as the mounter."""
+        return cls(os.getuid(), os.getgid())
 
 
 @dataclass(frozen=True, slots=True)
