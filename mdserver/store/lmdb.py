@@ -19,7 +19,7 @@ from typing import cast
 
 import lmdb
 
-from hsfs.core.errors import Busy, Conflict, Corrupt, HsfsError, NoSpace, Unavailable
+from hsfs.core.errors import Busy, Conflict, Corrupt, HsfsError, NoSpace, Unavailable, from_os_error
 from hsfs.mdserver.store import FLOOR_KEY, JOURNAL, SEQ_KEY, Changes, Record, Snapshot, Transaction
 from hsfs.mdserver.store.memory import read_records
 from hsfs.mdserver.store.tail import Tail, journal_key
@@ -181,7 +181,8 @@ class LmdbStore:
 
 
 def _open(directory: Path) -> lmdb.Environment:
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _errors(directory):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for map_size in MAP_SIZES:
         try:
             return lmdb.open(
@@ -232,6 +233,8 @@ def _errors(directory: Path) -> Iterator[None]:
 def _converted(error: Exception, directory: Path) -> HsfsError:
     what = f"metadata store {directory}"
     text = str(error)
+    if isinstance(error, OSError):
+        return from_os_error(error, what)
     if isinstance(error, lmdb.MapFullError | lmdb.DiskError) or os.strerror(errno.ENOSPC) in text:
         return NoSpace(what, text, "make room on its file system")
     if isinstance(error, lmdb.LockError) or "already open" in text:
