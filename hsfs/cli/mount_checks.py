@@ -25,7 +25,7 @@ from hsfs.core.errors import (
     from_os_error,
 )
 
-_ANSWER_S = 5.0
+_ANSWER_S = 3.0
 
 
 def check_fuse_device(device: Path = Path("/dev/fuse")) -> None:

@@ -144,10 +144,12 @@ def _reap(pid: int) -> None:
 
 
 def answers(mountpoint: str, deadline_s: float) -> int | None:
-    """errno of a stat through the kernel (0 = it answers), None = no answer in time."""
+    """errno of a stat through the kernel (0 = it answers), None = no answer in time. statfs as
+    well: the attributes of a dead mount's root may still be known to the kernel."""
 
     def work() -> int:
         os.stat(mountpoint)
+        os.statvfs(mountpoint)
         return 0
 
     return in_child(work, deadline_s)
