@@ -77,6 +77,8 @@ class _Stream:
                 if self._token is None:
                     return None
                 self._resume()
+                if self._error is not None:
+                    raise self._error
                 event = trio.Event()
                 self._wake = functools.partial(token.run_sync_soon, event.set)
             await event.wait()
@@ -86,6 +88,11 @@ class _Stream:
         with self._lock:
             self._wake = None
         self._interrupt.set()
+
+    def fail(self) -> None:
+        """The same for a consumer that still waits: it learns that the backend is closed."""
+        self._interrupt.set()
+        self._deliver(Unavailable("listing", "the backend is closed"))
 
     def _resume(self) -> None:
         """Keep one fetch in flight while there is room. Under the lock."""
@@ -156,7 +163,9 @@ class _Level:
                 return None
             entries, page = got
             if self._held:
-                entries = sorted(self._held + entries, key=_key)
+                held = {entry.place.key for entry in self._held}
+                entries = self._held + [e for e in entries if e.place.key not in held]
+                entries.sort(key=_key)
             entries = self._fresh(entries)
             if not page.token:
                 self._end = True
@@ -203,7 +212,7 @@ class Lister:
     def close(self) -> None:
         """End all listings."""
         for stream in list(self._streams):
-            stream.stop()
+            stream.fail()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def level(
