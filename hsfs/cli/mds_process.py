@@ -113,10 +113,6 @@ async def serve(volume: Volume, options: Options, ready: Callable[[Serving], Non
         )
         namespace = await stack.enter_async_context(Namespace(store, committer, volume, board))
         health = Health(namespace)
-        ident = namespace.recall(b"server.store")
-        if ident is None:
-            ident = os.urandom(16)
-            await namespace.remember(b"server.store", ident)
         definition = definition_of(volume)
 
         def redefined(changed: Volume) -> None:
@@ -137,7 +133,7 @@ async def serve(volume: Volume, options: Options, ready: Callable[[Serving], Non
             store_bytes=store.size,
         )
         server = Server(
-            Identity(volume.name, ident, token, namespace.lease_s, lambda: definition),
+            Identity(volume.name, namespace.uuid, token, namespace.lease_s, lambda: definition),
             namespace,
             operations.handlers(),
             sessions,

@@ -10,18 +10,22 @@ import trio
 from hsfs.core.errors import (
     NotFound,
     NotSupported,
+    PermissionDenied,
     ProtocolError,
     TimedOut,
     Unauthorised,
     Unavailable,
+    Unsupported,
     UsageError,
 )
+from hsfs.core.ports import Invalidation
 from hsfs.proto import messages as m
-from hsfs.proto.frames import encode_request
+from hsfs.proto.frames import Splitter, decode_answer, encode_push, encode_request
 from hsfs.rpc import address as addresses
 from hsfs.rpc.address import Address, parse_address, parse_listen
 from hsfs.rpc.blocking import BlockingClient
 from hsfs.rpc.client import connect
+from hsfs.rpc.greeting import read_welcome
 from tests.unit.rpc_server import TinyServer, node
 
 LIMIT_S = 60
@@ -34,7 +38,7 @@ async def collect(client, into):
 
 async def until(condition):
     with trio.fail_after(LIMIT_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - other threads change it
             await trio.sleep(0.01)
 
 
@@ -81,10 +85,9 @@ async def test_cancelled_call_leaves_the_client_usable(tmp_path):
 
 
 async def test_errors_of_the_body_are_not_wrapped(tmp_path):
-    with TinyServer(tmp_path) as server:
-        with pytest.raises(KeyError):
-            async with connect(server.address):
-                raise KeyError("mine")
+    with TinyServer(tmp_path) as server, pytest.raises(KeyError):
+        async with connect(server.address):
+            raise KeyError("mine")
 
 
 async def test_push_reaches_both_clients_in_order(tmp_path):
@@ -120,9 +123,6 @@ async def test_reply_older_than_an_applied_push_is_not_cached(tmp_path):
 
 
 def _push(first, last, records):
-    from hsfs.core.ports import Invalidation
-    from hsfs.proto.frames import Splitter, decode_answer, encode_push
-
     frame = encode_push(1, first, last, tuple(Invalidation(*r) for r in records))
     return decode_answer(Splitter().feed(frame)[0])
 
@@ -195,15 +195,9 @@ async def test_restarted_server_with_the_journal_keeps_the_cache(tmp_path):
             second = TinyServer(tmp_path, epoch=2, records=missed)
             with second:
                 await until(lambda: len(seen) == 1)
-                assert seen == [(await _record(7, b"x", 3))]
+                assert seen == [Invalidation(7, b"x", 3)]
                 assert client.welcome.epoch == 2
             nursery.cancel_scope.cancel()
-
-
-async def _record(ino, name, seq):
-    from hsfs.core.ports import Invalidation
-
-    return Invalidation(ino, name, seq)
 
 
 @pytest.mark.parametrize(
@@ -367,10 +361,6 @@ def test_garbage_ends_its_connection_only(tmp_path):
 
 
 def test_unknown_versions_and_kinds_are_refused(tmp_path):
-    from hsfs.core.errors import Unsupported
-    from hsfs.proto.frames import Splitter
-    from hsfs.rpc.greeting import read_welcome
-
     def greet(hello):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(LIMIT_S)
@@ -387,32 +377,33 @@ def test_unknown_versions_and_kinds_are_refused(tmp_path):
 
 
 def test_a_slow_reader_does_not_hold_the_server(tmp_path):
-    with TinyServer(tmp_path) as server, BlockingClient(server.address) as good:
-        with socket.socket(socket.AF_UNIX) as slow:
-            slow.settimeout(LIMIT_S)
-            slow.connect(str(server.address.path))
-            hello = m.Hello(1, 1, "mount", b"s" * 16)
-            slow.sendall(encode_request(1, m.Op.HELLO, None, hello))
-            slow.recv(65536)
+    with (
+        TinyServer(tmp_path) as server,
+        BlockingClient(server.address) as good,
+        socket.socket(socket.AF_UNIX) as slow,
+    ):
+        slow.settimeout(LIMIT_S)
+        slow.connect(str(server.address.path))
+        hello = m.Hello(1, 1, "mount", b"s" * 16)
+        slow.sendall(encode_request(1, m.Op.HELLO, None, hello))
+        slow.recv(65536)
 
-            def flood():
-                for _ in range(100_000):
-                    server.journal.add(5, b"x" * 100)
+        def flood():
+            for _ in range(100_000):
+                server.journal.add(5, b"x" * 100)
 
-            server.do(flood)
-            assert good.call(m.Op.GETATTR, m.InodeArgs(2)).attributes.ino == 2
-            deadline = time.monotonic() + LIMIT_S
-            from hsfs.proto.frames import Splitter, decode_answer
-
-            splitter, last, forgot = Splitter(), 0, False
-            while last < 100_000:
-                assert time.monotonic() < deadline
-                for body in splitter.feed(slow.recv(1 << 20)):
-                    answer = decode_answer(body)
-                    assert answer.second <= max(last + 1, answer.third)
-                    last = answer.third
-                    forgot = forgot or bytes(answer.body) == b"\xc0"
-            assert forgot  # it was too far behind to be told everything
+        server.do(flood)
+        assert good.call(m.Op.GETATTR, m.InodeArgs(2)).attributes.ino == 2
+        deadline = time.monotonic() + LIMIT_S
+        splitter, last, forgot = Splitter(), 0, False
+        while last < 100_000:
+            assert time.monotonic() < deadline
+            for body in splitter.feed(slow.recv(1 << 20)):
+                answer = decode_answer(body)
+                assert answer.second <= max(last + 1, answer.third)
+                last = answer.third
+                forgot = forgot or bytes(answer.body) == b"\xc0"
+        assert forgot  # it was too far behind to be told everything
 
 
 @pytest.mark.parametrize(
@@ -437,8 +428,6 @@ def test_bad_addresses(text):
 
 
 def test_token_file_must_be_private(tmp_path):
-    from hsfs.core.errors import PermissionDenied
-
     path = tmp_path / "token"
     path.write_text("abc\n")
     path.chmod(0o644)
