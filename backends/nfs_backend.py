@@ -331,8 +331,10 @@ class NfsBackend:
         looked_up = False
         backoff_s = _BACKOFF_S
         while True:
+            fresh = True
             try:
                 with self._lanes.lane(job) as lane:
+                    fresh = lane.fresh
                     if not handle:
                         handle = self._resolve(lane, place.key, job)
                         looked_up = True
@@ -353,6 +355,8 @@ class NfsBackend:
                 if not self._session.known:
                     raise
                 trouble = error
+                if not fresh:
+                    continue  # servers close what was idle for long: nothing to wait for
             if job.overdue:
                 raise trouble
             job.pause(backoff_s)

@@ -126,6 +126,7 @@ class Lane:
         self.export = export
         self.wire = Wire(export.address, timeout_s)
         self._head = memoryview(bytearray(_HEAD))
+        self.fresh = True  # no read has gone over it yet
         self._spare = b""  # bytes of the next record that came with a short one
 
     def _some(self, view: memoryview) -> int:
@@ -173,6 +174,7 @@ class Lane:
             refused = refused or status
         if refused:
             return refused
+        self.fresh = False
         if unproven:
             # The server leaves attributes out of its READ replies: ask once, after the data.
             if self._spare:

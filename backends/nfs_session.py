@@ -199,8 +199,16 @@ class Session:
             self._lock.release()
 
     def _mount(self) -> Export:
+        trouble: ConnectionLost | None = None
+        for address in self._resolve():
+            try:
+                return self._mount_at(address)
+            except ConnectionLost as error:  # a name may have addresses that nobody listens on
+                trouble = trouble or error
+        raise trouble or ConnectionLost(self.settings.url, "its name has no address")
+
+    def _mount_at(self, address: Address) -> Export:
         settings = self.settings
-        address = self._resolve()
         try:
             port = settings.port or self._ask_port(address, rpc.PROGRAM_NFS) or _NFS_PORT
             mount_port = settings.mount_port or self._ask_port(address, rpc.PROGRAM_MOUNT)
@@ -223,14 +231,13 @@ class Session:
             raise
         return self._inspect(_at(address, port), root, rest)
 
-    def _resolve(self) -> Address:
+    def _resolve(self) -> Sequence[Address]:
         host = self.settings.host
         try:
             found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
         except OSError as error:
             raise ConnectionLost(self.settings.url, f"{host}: {error.strerror}") from error
-        family, _, _, _, address = found[0]
-        return family, address
+        return [(family, address) for family, _, _, _, address in found]
 
     def _open(self, address: Address) -> Wire:
         if self._closed:

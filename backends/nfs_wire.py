@@ -54,6 +54,9 @@ def new_socket(family: int) -> socket.socket:
 
 def _bind_reserved(sock: socket.socket) -> None:
     any_address = "::" if sock.family == socket.AF_INET6 else ""
+    # Ports of closed connections may be taken at once; `connect` finds out which of them the
+    # server still remembers.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     for port in random.sample(range(665, 1023), _TRIES):
         try:
             sock.bind((any_address, port))

@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pytest
 import trio
@@ -29,10 +29,13 @@ from hsfs.core.errors import (
     NotFound,
     StaleHandle,
     StaleVersion,
+    TimedOut,
     Unavailable,
 )
 from hsfs.core.ports import Backend
 from hsfs.core.types import Cursor, FileType, ObjectStat, Page, Place, Version
+
+T = TypeVar("T")
 
 LIMIT_S = 120  # of any one case; a healthy one takes well under a second
 
@@ -170,6 +173,16 @@ async def read(
     return await trio.to_thread.run_sync(
         lambda: read_blocking(subject.backend, place, offset, size, expect=version)
     )
+
+
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """The call's result, asked again while it times out: for backends whose timeout is so short
+    that a busy machine may miss it."""
+    while True:
+        try:
+            return await call()
+        except TimedOut:
+            await trio.sleep(0.05)
 
 
 async def pages(subject: Subject, directory: Place, *, after: bytes | None = None) -> list[Page]:

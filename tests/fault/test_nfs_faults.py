@@ -12,6 +12,7 @@ import random
 import shutil
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ import trio
 from hsfs.backends.nfs_backend import open_nfs
 from hsfs.core.errors import Interrupted, StaleVersion, TimedOut, Unavailable
 from hsfs.core.types import DeviceId, Place, Version
-from tests.conformance.backend_suite import Switch, read_blocking
+from tests.conformance.backend_suite import Switch, patiently, read_blocking
 from tests.servers.ganesha import Ganesha
 from tests.servers.proxy import Proxy
 
@@ -81,9 +82,10 @@ async def test_a_server_that_is_stopped_gives_timeouts_and_recovers(folder):
     data = content(folder, "file", 2 * MIB)
     with Ganesha(folder) as server:
         async with backend_at(server.url, timeout=2.0) as backend:
-            stat = await backend.stat(Place(b"file"))
+            stat = await patiently(lambda: backend.stat(Place(b"file")))
             version = Version(stat.version)
-            assert await in_thread(read_blocking, backend, stat.place, 0, 10) == data[:10]
+            read = partial(in_thread, read_blocking, backend, stat.place, 0, 2 * MIB)
+            assert await patiently(read) == data
             server.pause()
             failed = []
 
@@ -100,10 +102,10 @@ async def test_a_server_that_is_stopped_gives_timeouts_and_recovers(folder):
                     nursery.start_soon(fails, in_thread, read_blocking, backend, stat.place, 0, MIB)
             assert len(failed) == 9
             server.resume()
-            got = await in_thread(read_blocking, backend, stat.place, 0, 2 * MIB, expect=version)
-            assert got == data
-            assert (await backend.stat(stat.place)).version == stat.version
-            assert [e.name for e in await collect(backend, b"")] == [b"file"]
+            assert await patiently(partial(read, expect=version)) == data
+            assert (await patiently(lambda: backend.stat(stat.place))).version == stat.version
+            names = [e.name for e in await patiently(lambda: collect(backend, b""))]
+            assert names == [b"file"]
 
 
 async def test_a_server_that_is_killed_and_comes_back_mid_read(folder):
@@ -207,15 +209,16 @@ async def test_a_network_that_swallows_everything(folder):
     data = content(folder, "file", MIB)
     with proxied(folder) as (_, proxy, url):
         async with backend_at(url, timeout=2.0) as backend:
-            stat = await backend.stat(Place(b"file"))
+            stat = await patiently(lambda: backend.stat(Place(b"file")))
             proxy.hole()
             with pytest.raises(TimedOut):
                 await backend.stat(stat.place)
             with pytest.raises(TimedOut):
                 await in_thread(read_blocking, backend, stat.place, 0, MIB)
             proxy.hole(False)
-            assert await in_thread(read_blocking, backend, stat.place, 0, MIB) == data
-            assert (await backend.stat(stat.place)).size == MIB
+            read = partial(in_thread, read_blocking, backend, stat.place, 0, MIB)
+            assert await patiently(read) == data
+            assert (await patiently(lambda: backend.stat(stat.place))).size == MIB
 
 
 async def test_a_server_that_refuses_connections_is_waited_for(folder):
@@ -238,7 +241,7 @@ async def test_a_server_that_refuses_connections_is_waited_for(folder):
             assert {type(r) for r in results} == {bytes, type(stat)}
             assert data in results
         async with backend_at(url, timeout=1.0) as backend:
-            await backend.stat(Place(b"file"))
+            await patiently(lambda: backend.stat(Place(b"file")))
             await trio.to_thread.run_sync(proxy.refuse)
             with pytest.raises(Unavailable):
                 await backend.stat(stat.place)

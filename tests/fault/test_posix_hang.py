@@ -13,7 +13,7 @@ import trio
 from hsfs.backends.posix import open_posix
 from hsfs.core.errors import TimedOut
 from hsfs.core.types import DeviceId, Place, Version
-from tests.conformance.backend_suite import read_blocking
+from tests.conformance.backend_suite import patiently, read_blocking
 from tests.fault.hanging_fs import CONTENT
 
 
@@ -43,7 +43,7 @@ async def test_calls_end_when_the_file_system_does_not_answer(hanging):
     mountpoint, control = hanging
     with trio.fail_after(120):
         backend = await open_posix(DeviceId(1), mountpoint.as_uri(), {"timeout": 1.0})
-        stat = await backend.stat(Place(b"file"))
+        stat = await patiently(lambda: backend.stat(Place(b"file")))
         version = Version(stat.version)
 
         async def read():
@@ -51,7 +51,7 @@ async def test_calls_end_when_the_file_system_does_not_answer(hanging):
                 lambda: read_blocking(backend, stat.place, 0, 10_000, expect=version)
             )
 
-        assert await read() == CONTENT
+        assert await patiently(read) == CONTENT
         control.touch()
         ticks = 0
 

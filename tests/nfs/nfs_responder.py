@@ -58,6 +58,7 @@ class NfsResponder:
     def __init__(self, files, *, links=None, behaviour=None):
         self.behaviour = behaviour or Behaviour()
         self.calls: list[tuple[int, int]] = []  # (procedure, uid)
+        self.peers: list[tuple[str, int]] = []  # one per connection
         self._tree = {b"": _File(1, None)}
         for key, data in files.items():
             self.write(key, data)
@@ -106,7 +107,8 @@ class NfsResponder:
     def _accept(self):
         with contextlib.suppress(OSError):
             while True:
-                sock, _ = self._listener.accept()
+                sock, peer = self._listener.accept()
+                self.peers.append(peer)
                 self._open.add(sock)
                 thread = threading.Thread(target=self._serve, args=(sock,))
                 self._threads.append(thread)

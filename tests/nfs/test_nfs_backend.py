@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import random
+import socket
+from functools import partial
 
 import pytest
 import trio
@@ -26,7 +28,7 @@ from hsfs.core.errors import (
 )
 from hsfs.core.types import DeviceId, FileType, Place, Version
 from hsfs.proto import nfs3
-from tests.conformance.backend_suite import read_blocking
+from tests.conformance.backend_suite import patiently, read_blocking
 from tests.nfs.nfs_responder import Behaviour, NfsResponder
 
 DATA = random.Random(1).randbytes(700_001)
@@ -179,14 +181,15 @@ async def test_a_listing_is_not_continued_in_another_directory():
 async def test_a_server_that_asks_for_patience_for_ever():
     with NfsResponder(FILES, behaviour=Behaviour()) as server:
         backend = await opened(server, timeout=1.0)
-        stat = await backend.stat(Place(b"big"))
+        stat = await patiently(lambda: backend.stat(Place(b"big")))
         server.behaviour.jukebox = 10**9
         with pytest.raises(Throttled):
-            await backend.stat(stat.place)
+            await patiently(lambda: backend.stat(stat.place))
+        read = partial(in_thread, read_blocking, backend, stat.place, 0, 10)
         with pytest.raises(Throttled):
-            await in_thread(read_blocking, backend, stat.place, 0, 10)
+            await patiently(read)
         server.behaviour.jukebox = 0
-        assert await in_thread(read_blocking, backend, stat.place, 0, 10) == DATA[:10]
+        assert await patiently(read) == DATA[:10]
         await backend.aclose()
 
 
@@ -303,3 +306,27 @@ async def test_a_server_that_moves_is_found_again(monkeypatch):
         assert got == DATA[:100]
         assert (await backend.stat(stat.place)).version == stat.version
         await backend.aclose()
+
+
+async def test_a_name_with_an_address_where_nobody_listens(monkeypatch):
+    with NfsResponder(FILES) as server:
+        found = [
+            (socket.AF_INET, 0, 0, "", ("127.0.0.2", 0)),  # the responder is on 127.0.0.1 only
+            (socket.AF_INET, 0, 0, "", ("127.0.0.1", 0)),
+        ]
+        monkeypatch.setattr(nfs_session.socket, "getaddrinfo", lambda *_, **__: found)
+        backend = await opened(server)
+        assert (await backend.stat(Place(b"big"))).size == len(DATA)
+        assert await in_thread(read_blocking, backend, Place(b"big"), 0, 100) == DATA[:100]
+        await backend.aclose()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="reserved ports are for root")
+async def test_root_uses_reserved_ports_however_often_it_connects():
+    with NfsResponder({b"f": b"data"}) as server:
+        for _ in range(250):
+            backend = await opened(server)
+            assert await in_thread(read_blocking, backend, Place(b"f"), 0, 10) == b"data"
+            await backend.aclose()
+        assert len(server.peers) >= 500
+        assert max(port for _, port in server.peers) < 1024
