@@ -134,7 +134,8 @@ def raw_s3_rate(server: SeaweedFS, keys: list[str]) -> float:
 
 
 def prefixed(manifest: dataset.Manifest, prefix: bytes) -> dataset.Manifest:
-    return {prefix + name: entry for name, entry in manifest.items()}
+    """As the mount shows it: a literal `%~`, the lead of escapes, is escaped itself."""
+    return {prefix + name.replace(b"%~", b"%~25%~7E"): entry for name, entry in manifest.items()}
 
 
 def upload(server: SeaweedFS, source: Path, manifest: dataset.Manifest) -> None:
