@@ -17,7 +17,7 @@ import trio
 from hsfs.cli.mount_backends import OK, Health, MountBackends
 from hsfs.cli.process_limits import resident_bytes
 from hsfs.cli.records import Record
-from hsfs.core.errors import HsfsError, InvalidName, NotADirectory, NotFound, UsageError
+from hsfs.core.errors import Busy, HsfsError, InvalidName, NotADirectory, NotFound, UsageError
 from hsfs.core.ports import ChunkStore, Device, Listing
 from hsfs.core.types import (
     ROOT_INO,
@@ -216,6 +216,12 @@ class MountControl:
         }
 
     async def _umount(self, args: Json, progress: Progress) -> Json:
+        if args.get("if_idle") is True and (handles := len(self._vfs.files)):
+            raise Busy(
+                self._facts.record.mountpoint,
+                f"{handles} files are open through another mount namespace (a container?)",
+                "end those programs, or use --force",
+            )
         self._end(args.get("force") is True)
         return {"ending": True}
 

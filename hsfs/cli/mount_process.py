@@ -48,6 +48,8 @@ _CACHE_MIN = 256 * 1024**2
 _PROBE_S = 5.0
 _PROBE_STRICT_S = 40.0
 _END_S = 10.0
+_WATCH_S = 2.0
+_WATCH_MISSES = 2
 _END_FORCED_S = 2.0
 _SESSION = "pyfuse3"
 _SESSION_REASON = "the only session of this version"
@@ -63,12 +65,21 @@ class _End:
         self._done = threading.Event()
         self._deadline_s = 0.0
 
+    def _there(self) -> bool:
+        """Whether the mount on the mountpoint is ours."""
+        mounted = mountpoints.mounted_at(self.mountpoint)
+        return mounted is not None and mounted.minor == self.minor
+
     def begin(self, force: bool = False) -> None:
         """Start the end, with the watchdog behind it."""
         deadline_s = _END_FORCED_S if force else _END_S
         end = time.monotonic() + deadline_s
         if not self.begun.is_set():
             self._deadline_s = end
+            if self.minor is not None and not self._there():
+                # Copies in other mount namespaces end, too; and libfuse, which would unmount
+                # whatever lies on the mountpoint by now, sees that there is nothing to unmount.
+                mountpoints.abort_connection(self.minor)
             self.begun.set()
             threading.Thread(target=self._watch, name="hsfs-end", daemon=True).start()
         self._deadline_s = min(self._deadline_s, end)
@@ -85,13 +96,25 @@ class _End:
 
     def detach(self) -> None:
         """Take our mount out of the tree if it still is there, and nobody else's."""
-        mounted = mountpoints.mounted_at(self.mountpoint)
-        if mounted is None or self.minor is None or mounted.minor != self.minor:
+        if not self._there():
             return
         try:
             mountpoints.unmount(self.mountpoint, lazy=True, deadline_s=5)
         except HsfsError as e:
             _log.warning("unmounting: %s", e)
+
+    async def keep_watch(self, handles: Callable[[], int]) -> None:
+        """End when the mount left our tree and no file is open, though the kernel keeps the session
+        because another mount namespace has a copy of it that nobody will unmount."""
+        missed = 0
+        while True:
+            await trio.sleep(_WATCH_S)
+            waiting = self.minor is None or handles() > 0
+            missed = 0 if waiting or self._there() else missed + 1
+            if missed >= _WATCH_MISSES:
+                _log.info("no longer mounted here, and nothing is open")
+                self.begin()
+                return
 
     def done(self) -> None:
         """Everything is closed: the watchdog may go."""
@@ -246,6 +269,7 @@ async def _serve(
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(serve_control, listener, control.handle)
                     nursery.start_soon(backends.keep)
+                    nursery.start_soon(end.keep_watch, lambda: len(vfs.files))
                     nursery.start_soon(process_limits.keep_trimmed)
                     await serve(vfs, order.mountpoint, _options(order, volume), ready=on_ready)
                     _log.info("the session has ended")

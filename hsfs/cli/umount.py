@@ -13,11 +13,12 @@ import click
 
 from hsfs.cli import exits, mountpoints, records
 from hsfs.cli.output import Output
-from hsfs.core.errors import HsfsError, NotFound, TimedOut, UsageError
+from hsfs.core.errors import HsfsError, NotFound, TimedOut, Unavailable, UsageError
 from hsfs.core.units import parse_duration
 from hsfs.rpc.control import call
 
 _FORCE_S = 4.5
+_BY_ITSELF_S = 1.5
 
 
 def umount(target: str, *, force: bool, timeout_s: float, output: Output) -> int:
@@ -41,6 +42,11 @@ def umount(target: str, *, force: bool, timeout_s: float, output: Output) -> int
         if mounted is not None:
             with suppress(NotFound):  # gone meanwhile: just what was wanted
                 mountpoints.unmount(mountpoint, lazy=False, deadline_s=timeout_s)
+        if record is not None and not records.wait_end(record, min(_BY_ITSELF_S, timeout_s)):
+            # The mount is gone from here, yet the kernel keeps the session: another mount
+            # namespace (a container, a service with private mounts) has a copy of it.
+            with suppress(Unavailable):
+                call(Path(record.socket), "umount", {"if_idle": True}, silence_s=timeout_s)
         if record is not None and not records.wait_end(record, max(end - time.monotonic(), 0)):
             raise TimedOut(
                 target,
