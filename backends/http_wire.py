@@ -262,24 +262,27 @@ class Reply:
 
     def _pump(self, receive: Callable[..., int], flags: int, view: memoryview) -> int:
         got, size = 0, len(view)
+        start, before = time.monotonic(), 0
         while got < size:
-            before = got
             try:
                 n = receive(view[got:] if got else view, size - got, flags)
             except (BlockingIOError, TimeoutError):
-                n = -1
+                raise TimedOut(self._wire.name, self._wire.no_progress(self._link)) from None
             except OSError as error:
                 self._check()
+                if got:  # what came before the reset is good; the caller sees that it is not all
+                    return got
                 raise Unavailable(self._wire.name, _reason(error)) from error
             if n == 0:
                 self._check()
                 return got
-            got += max(n, 0)
-            # MSG_WAITALL comes back early only at the time limit, with what there is.
-            if got < size and flags and got - before < _LITTLE:
-                raise TimedOut(self._wire.name, self._wire.no_progress(self._link))
-            if n < 0 and not flags:
-                raise TimedOut(self._wire.name, self._wire.no_progress(self._link))
+            got += n
+            # MSG_WAITALL comes back early at the end of the stream and at the time limit.
+            if got < size and got - before < _LITTLE and self._link is not None:
+                if time.monotonic() - start > 0.9 * self._link.limit_s:
+                    raise TimedOut(self._wire.name, self._wire.no_progress(self._link))
+            else:
+                start, before = time.monotonic(), got
         return got
 
     def _check(self) -> None:

@@ -76,7 +76,8 @@ class Refusal:
             return StaleVersion(what, "gone from its bucket") if pinned else NotFound(what, why)
         if status == 412:
             return StaleVersion(what, "changed in its bucket")
-        if status == 429 or code in _SLOW or (status == 503 and code not in _BUSY):
+        asked = code not in _BUSY or self.retry_after_s > 0
+        if status == 429 or code in _SLOW or (status == 503 and asked):
             return Throttled(what, why, retry_after_s=self.retry_after_s)
         if self.skewed:
             return Unauthorised(
@@ -92,10 +93,10 @@ class Refusal:
         if status in (301, 307, 308) or code == "AuthorizationHeaderMalformed":
             where = f"; it says {self.region}" if self.region else ""
             return Unauthorised(what, f"{why}: wrong region or endpoint{where}", "set region")
-        if status >= 500 or code in _BUSY:
-            return Unavailable(what, why)
         if status == 501 or code == "NotImplemented":
             return NotSupported(what, why)
+        if status >= 500 or code in _BUSY:
+            return Unavailable(what, why)
         return ProtocolError(what, f"unexpected answer {why}")
 
 
@@ -113,7 +114,7 @@ def refusal(status: int, fields: Mapping[bytes, bytes], body: bytes) -> Refusal:
     if not region and body and (found := _REGION.search(body)):
         region = found[1]
     try:
-        retry_after_s = max(float(fields.get(b"retry-after", b"0")), 0.0)
+        retry_after_s = float(fields.get(b"retry-after", b"0"))
     except ValueError:  # the form with a date: rare enough to pick our own pause
         retry_after_s = 0.0
     server_time = http_time(fields.get(b"date", b""))
@@ -121,7 +122,7 @@ def refusal(status: int, fields: Mapping[bytes, bytes], body: bytes) -> Refusal:
         status=status,
         code=code[1].decode("ascii") if code else "",
         region=region.decode("ascii", "replace"),
-        retry_after_s=retry_after_s if retry_after_s < 1e6 else 0.0,
+        retry_after_s=retry_after_s if 0.0 <= retry_after_s < 1e6 else 0.0,
         skew_s=server_time - time.time() if server_time else 0.0,
     )
 
