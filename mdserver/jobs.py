@@ -91,7 +91,7 @@ class JobBoard:
                     break
                 for page in batch:
                     yield page
-            _raise_fault(wanted.done.result())
+            _raise_fault(await wanted.done)
         finally:
             self._forget(job)
 
@@ -171,10 +171,9 @@ class JobBoard:
         assert held is not None
         async with wanted.order:  # behind the pages that came before
             self._held(args.job, args.token)
-            while wanted.batches is not None and wanted.batches.full():
-                await wanted.batches.put(())
-                self._held(args.job, args.token)
-            self._end(args.job, args.outcome)
+            if wanted.batches is not None:
+                await wanted.batches.put(None)
+            self._end(args.job, args.outcome, marked=True)
         job = held.job
         root = job.kind is JobKind.PROBE or any(place.key == b"" for place in job.places)
         self._health(job.device, _verdict(args.outcome), root)
@@ -259,7 +258,7 @@ class JobBoard:
             raise LeaseLost(f"job {job}", "it was given to another mover, or nobody wants it now")
         return wanted
 
-    def _end(self, job: int, outcome: Outcome) -> None:
+    def _end(self, job: int, outcome: Outcome, *, marked: bool) -> None:
         self._queue.finish(job)
         wanted = self._wanted.pop(job, None)
         self.finished += 1
@@ -267,9 +266,9 @@ class JobBoard:
         if wanted is None or wanted.done.done():
             return
         wanted.done.set_result(outcome)
-        if wanted.batches is not None:
+        if wanted.batches is not None and not marked:
             if wanted.batches.full():
-                wanted.batches.get_nowait()  # only when it failed: finish() has waited for room
+                wanted.batches.get_nowait()  # it failed anyway
             wanted.batches.put_nowait(None)
 
     def _forget(self, job: int) -> None:
@@ -279,7 +278,8 @@ class JobBoard:
 
     def _lost(self, job: Job) -> None:
         log.error("a job was lost by several movers", job=job.id, kind=job.kind.name)
-        self._end(job.id, Outcome(Fault("Unavailable", "mover", "it died several times over this")))
+        fault = Fault("Unavailable", "mover", "it died several times over this")
+        self._end(job.id, Outcome(fault), marked=False)
 
     def _serve_takers(self) -> None:
         while self._takers:

@@ -51,11 +51,12 @@ class Serving:
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to serve. `listen`, `http`: HOST:PORT or None. `idle_s`: leave so long after the last
-    client (None = stay). `mover`: run one as a child."""
+    client (None = stay). `lease_s`: of sessions. `mover`: run one as a child."""
 
     listen: str | None = None
     http: str | None = None
     idle_s: float | None = None
+    lease_s: float = 30.0
     mover: bool = True
 
 
@@ -111,7 +112,9 @@ async def serve(volume: Volume, options: Options, ready: Callable[[Serving], Non
             backend_timeouts(lambda: namespace.devices()),
             lambda device, error, root: health.heard(device, error, root),
         )
-        namespace = await stack.enter_async_context(Namespace(store, committer, volume, board))
+        namespace = await stack.enter_async_context(
+            Namespace(store, committer, volume, board, lease_s=options.lease_s)
+        )
         health = Health(namespace)
         definition = definition_of(volume)
 
