@@ -49,7 +49,11 @@ def command(
 
     run(
         loaded,
-        Options(listen or loaded.mds.listen, http or loaded.mds.http, None, not no_mover),
+        Options(
+            listen=listen or loaded.mds.listen,
+            http=http or loaded.mds.http,
+            mover=not no_mover,
+        ),
         ready,
     )
 

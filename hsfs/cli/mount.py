@@ -23,7 +23,7 @@ from hsfs.cli.mount_order import MountOrder, encode_order, read_report, write_or
 from hsfs.cli.output import Output
 from hsfs.cli.sources import find_volume
 from hsfs.core.config import Volume, with_cache, with_mount_options
-from hsfs.core.errors import HsfsError, TimedOut, UsageError, from_os_error
+from hsfs.core.errors import HsfsError, TimedOut, UsageError, from_code, from_os_error
 
 _START_S = 180.0
 _ANSWER_S = 30.0
@@ -154,6 +154,7 @@ def _start(order: MountOrder, volume: Volume, output: Output) -> None:
     order_fd = write_order(encode_order(order, volume))
     reader, writer = os.pipe2(os.O_CLOEXEC)
     log = _open_log(Path(order.log))
+    logged = os.fstat(log).st_size
     try:
         # A session of its own, no terminal, nothing of the caller's left open: otherwise ssh and
         # systemd-mount would wait for the mount to end.
@@ -178,9 +179,9 @@ def _start(order: MountOrder, volume: Volume, output: Output) -> None:
         _wait_answer(order.mountpoint)
     except HsfsError as e:
         _give_up(child, order)
-        if type(e) is HsfsError and not e.next_step:
-            raise HsfsError(e.what, e.why, _tail(order.log)) from None
-        raise
+        if e.next_step:
+            raise
+        raise from_code(e.code, e.what, e.why, _tail(order.log, logged)) from None
     except BaseException:
         _give_up(child, order)
         raise
@@ -242,17 +243,16 @@ def _give_up(child: subprocess.Popen[bytes], order: MountOrder) -> None:
             mountpoints.unmount(order.mountpoint, lazy=True, deadline_s=5)
 
 
-def _tail(log: str) -> str:
-    """The end of the log, for an error that has nothing better to say."""
+def _tail(log: str, since: int) -> str:
+    """Where to look, with what libfuse or fusermount3 said last: they know why, and only stderr."""
     try:
         with open(log, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
+            file.seek(max(since, os.fstat(file.fileno()).st_size - 8192))
+            lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         lines = []
-    last = lines[-1].strip() if lines else ""
-    return f"see {log}" + (f" ({last})" if last else "")
+    said = [line.strip() for line in lines if line.startswith(("fuse", "mount"))]
+    return f"see {log}" + (f" ({said[-1]})" if said else "")
 
 
 @click.command(

@@ -354,3 +354,68 @@ def test_few_file_descriptors(box):
         handle.close()
     box.run("umount", mnt, check=0)
     assert (box.state / "mount.log").exists()
+
+
+def in_namespace(box, script):
+    """A shell script in a mount namespace of its own."""
+    return subprocess.run(
+        ["unshare", "-m", "--propagation", "private", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=box.environment,
+    )
+
+
+def test_a_machine_that_lacks_something(box):
+    mnt = box.mountpoint()
+    mount = f"{BIN}/hsfs mount --backend /d=file://{box.source} {mnt}"
+    done = in_namespace(
+        box,
+        "mount -t tmpfs none /dev; mknod /dev/null c 1 3; mknod /dev/urandom c 1 9;"
+        f"{mount}; echo $?",
+    )
+    assert done.stdout == "32\n"
+    assert "/dev/fuse: does not exist; load the module" in done.stderr
+    done = in_namespace(
+        box, f"setpriv --bounding-set -sys_admin --inh-caps -sys_admin {mount}; echo $?"
+    )
+    assert done.stdout == "32\n"
+    assert "Operation not permitted" in done.stderr
+    os.chown(mnt, 65534, 65534)
+    os.chown(box.root, 65534, 65534)
+    user = "/usr/bin/setpriv --reuid=65534 --regid=65534 --clear-groups --"
+    done = in_namespace(
+        box, f"mount --bind /dev/null /etc/fuse.conf; {user} {mount} -o allow_other; echo $?"
+    )
+    assert done.stdout == "1\n"
+    assert "has no user_allow_other" in done.stderr
+    done = in_namespace(box, f"PATH=/nowhere {user} {mount}; echo $?")
+    assert done.stdout == "32\n"
+    assert "install the package fuse3" in done.stderr
+
+
+def test_a_copy_in_another_mount_namespace(box):
+    """A container that started after the mount has a copy of it, which keeps the kernel's session
+    alive when the mount goes: umount ends it all the same, unless the container uses it."""
+    box.put("a.txt")
+    volume, mnt = box.volume(), box.mountpoint()
+    box.mount(volume, mnt)
+    script = f"exec 3<{mnt}/a.txt; echo in; read line; exec 3<&-; echo out; read line"
+    with subprocess.Popen(
+        ["unshare", "-m", "--propagation", "private", "bash", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout.readline() == "in\n"
+        refused = box.run("umount", mnt, check=1)
+        assert "another mount namespace" in refused.stderr
+        assert not box.mounted(mnt)
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "out\n"
+        box.run("umount", mnt, check=0)
+        assert box.status(mnt) is None
+        other.stdin.close()
