@@ -26,6 +26,7 @@ from hsfs.core.errors import (
 )
 
 _ANSWER_S = 3.0
+_STATE_STEP = "set state in [volume], or XDG_STATE_HOME"
 
 
 def check_fuse_device(device: Path = Path("/dev/fuse")) -> None:
@@ -177,10 +178,11 @@ def check_state(volume: Volume) -> None:
         except OSError as e:
             if what == "cache":
                 return  # the mount works without a cache, and status says so
-            raise from_os_error(e, f"{what} directory {path}") from e
+            error = from_os_error(e, f"{what} directory {path}")
+            raise type(error)(error.what, error.why, _STATE_STEP) from e
         if not os.access(path, os.W_OK | os.X_OK) and what == "state":
             raise PermissionDenied(
-                f"{what} directory {path}", "can't be written by you", "set [volume] state"
+                f"{what} directory {path}", "can't be written by you", _STATE_STEP
             )
 
 

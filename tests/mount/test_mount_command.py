@@ -419,3 +419,120 @@ def test_a_copy_in_another_mount_namespace(box):
         box.run("umount", mnt, check=0)
         assert box.status(mnt) is None
         other.stdin.close()
+
+
+def test_paths_of_all_kinds(box):
+    box.put("dir/file", b"x" * 100)
+    box.put(b"dir/\xff\n\x1b[31m".decode(errors="surrogateescape"), b"odd")
+    (box.source / "dir/rel").symlink_to("file")
+    (box.source / "up").symlink_to("dir")
+    (box.source / "out").symlink_to("/etc")
+    mnt = box.mountpoint()
+    (box.source / "abs").symlink_to(mnt / "dir")
+    (box.root / "way").symlink_to(mnt / "up")
+    box.mount(box.volume(), mnt)
+    odd = os.fsdecode(os.fsencode(mnt) + b"/dir/\xff\n\x1b[31m")
+
+    def info(path, **options):
+        return box.json("info", path, **options)["paths"][0]
+
+    file = info(mnt / "dir/file")
+    assert file["size"] == 100
+    link = info(mnt / "dir/rel")
+    assert (link["type"], link["target"]) == ("symlink", "file")
+    for way in (mnt / "up/file", mnt / "abs/file", box.root / "way/file", f"{mnt}/dir/../up/file"):
+        assert info(way)["ino"] == file["ino"], way
+    assert info("mnt/dir/file")["ino"] == file["ino"]  # relative to the working directory
+    assert "leads out" in info(mnt / "out/passwd", check=4)["error"]["why"]
+    assert info(mnt / "dir/file/x", check=4)["error"]["code"] == "NotADirectory"
+    shown = info(odd)
+    assert shown["path"] == odd
+    assert shown["size"] == 3
+    text = box.run("info", odd, check=0, errors="surrogateescape").stdout
+    assert "\x1b" not in text
+    assert "\\x1b[31m" in text
+    root = info(mnt)
+    assert (root["type"], root["ino"]) == ("directory", 1)
+    assert box.json("refresh", mnt / "dir", "--shallow")["entries"] >= 3
+    assert box.json("warmup", mnt / "dir/file", odd)["files"] == 2
+    assert box.json("evict", odd)["bytes"] > 0
+    assert info(mnt / "dir/file")["cached_bytes"] == 100
+    box.run("umount", box.root / "mnt/.", check=0)
+    assert not box.mounted(mnt)
+
+
+def test_progress(box):
+    for number in range(40):
+        box.put(f"d/{number}", os.urandom(200_000))
+    volume, mnt = box.volume(), box.mountpoint()
+    box.mount(volume, mnt)
+    # On a terminal a bar: `script` gives the command one.
+    done = subprocess.run(
+        ["script", "-qec", f"{BIN}/hsfs warmup {mnt}", "/dev/null"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**box.environment, "TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+    )
+    assert "40 files" in done.stdout
+    assert "\x1b[" in done.stdout
+    box.json("evict", mnt)
+    done = box.run("warmup", mnt, "--json", check=0)
+    assert json.loads(done.stdout)["bytes"] == 8_000_000
+    assert all(set(json.loads(line)) == {"progress"} for line in done.stderr.splitlines())
+    (box.source / "d/7").unlink()
+    box.json("evict", mnt)
+    box.json("refresh", mnt)
+    assert box.json("warmup", mnt)["files"] == 39
+    live = subprocess.Popen(
+        [str(BIN / "hsfs"), "stats", "-l", str(mnt)],
+        env=box.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with live:
+        seen = 0
+        while seen < 2:
+            seen += "process.cpu_s" in live.stdout.readline()
+        live.send_signal(signal.SIGINT)
+        assert live.wait(60) == 130
+        assert "Traceback" not in live.stderr.read()
+    scanned = box.json("assimilate", volume, "--restart")
+    assert (scanned["failed"], scanned["backends"][0]["state"]) == (0, "done")
+    assert box.run("assimilate", volume, "nope").returncode == 4
+    box.run("umount", mnt, check=0)
+
+
+def test_interrupted_while_starting(box):
+    """Ctrl-C before it is mounted leaves nothing."""
+    backends = (
+        {"name": "src", "url": f"file://{box.source}", "at": "/src"},
+        {"name": "hole", "url": "nfs://192.0.2.1/x?port=9&mountport=9", "at": "/hole"},
+    )
+    volume, mnt = box.volume(*backends), box.mountpoint()
+    command = [str(BIN / "hsfs"), "mount", str(volume), str(mnt), "--strict"]
+    with subprocess.Popen(command, env=box.environment, stderr=subprocess.PIPE) as process:
+        assert eventually((box.state / "mds.sock").exists)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) in (130, 32)
+        process.stderr.close()
+    assert not box.mounted(mnt)
+    assert eventually(lambda: "hsfs.cli.mount_process" not in commands(box)), commands(box)
+
+
+def commands(box):
+    """Command lines of living processes that log into the sandbox."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            if str(box.root) in os.readlink(f"/proc/{entry.name}/fd/2"):
+                with open(f"/proc/{entry.name}/cmdline") as file:
+                    found.append(file.read().replace("\0", " "))
+        except OSError:
+            continue
+    return "\n".join(found)
