@@ -1,8 +1,9 @@
 """Ranged reads of objects into the caller's memory, every answer checked.
 
-Two transports give the bytes: the wire (http_wire: cheapest in plain HTTP, takes every key) and
-obstore (Rust, no GIL, cheapest with TLS; canonical keys only). obstore is only ever the fast path:
-whatever it does not deliver at once is asked again on the wire, where errors are told apart.
+Two transports give the bytes: the wire (http_wire: cheapest, takes every key, tells errors apart)
+and, with TLS, obstore for wide ranges of canonical keys: as cheap there, and it decrypts without
+the GIL, where Python takes it for every 16 KiB. obstore is only ever the fast path: whatever it
+does not deliver at once is asked again on the wire.
 
 A read is pinned: to `expect`, else to the version of its first answer, so that a read that has to
 go on after a cut never mixes two versions.
@@ -33,6 +34,7 @@ from hsfs.core.types import Version
 
 _MD5_MAX: Final = 1 << 20
 _SKIP_MAX: Final = 1 << 20
+_FAST_MIN: Final = 1 << 20
 _ANNOUNCED_MAX: Final = 256
 _PARKED_MAX: Final = 64
 _PARKED_MAX_S: Final = 10.0
@@ -179,7 +181,8 @@ class Reader:
         if got is None:
             end = max(self._announced.pop((key, offset), 0), offset + len(view))
             answer = None
-            if first and self._fast is not None and is_canonical(key):
+            wide = end - offset > _FAST_MIN
+            if first and wide and self._fast is not None and is_canonical(key):
                 answer = self._fast.open(key, offset, end, pin, interrupt)
             if answer is None:
                 answer = self._over_wire(key, offset, end, pin, interrupt, patience)

@@ -19,7 +19,9 @@ from hsfs.backends.s3_backend import open_s3
 from hsfs.core.errors import NotFound, Unauthorised, Unavailable
 from hsfs.core.types import DeviceId, FileType, Place
 from tests.conformance.backend_suite import Subject, case_id, cases, listing, pages, read
+from tests.servers.certificates import make_certificates
 from tests.servers.moto_server import Moto
+from tests.servers.ports import free_port
 from tests.servers.rclone_s3 import RcloneS3
 from tests.servers.seaweedfs import SeaweedFS
 
@@ -71,8 +73,15 @@ class FolderTree:
 
 
 @pytest.fixture(scope="module")
-def seaweedfs():
-    with SeaweedFS() as server:
+def tls(tmp_path_factory):
+    return make_certificates(tmp_path_factory.mktemp("tls")), free_port()
+
+
+@pytest.fixture(scope="module")
+def seaweedfs(tls):
+    made, port = tls
+    flags = [f"-s3.port.https={port}", f"-s3.cert.file={made.certificate}"]
+    with SeaweedFS(extra_args=[*flags, f"-s3.key.file={made.key}"]) as server:
         server.create_bucket(BUCKET)
         yield server
 
@@ -101,7 +110,8 @@ async def subject_of(server, monkeypatch, tree_of=None, **options):
     prefix = b"case%d/" % next(_NUMBERS)
     tree = tree_of(prefix) if tree_of else HttpTree(server.port, prefix)
     url = f"s3://{BUCKET}/{prefix.decode()}"
-    backend = await open_s3(DeviceId(1), url, {"endpoint": server.endpoint, **options})
+    options = {"endpoint": server.endpoint, "timeout": 60.0, **options}
+    backend = await open_s3(DeviceId(1), url, options)
     try:
         yield Subject(backend, tree)
     finally:
@@ -119,7 +129,26 @@ async def test_seaweedfs(case, seaweedfs, monkeypatch):
         await case(subject)
 
 
-@pytest.mark.parametrize("case", cases(flat=True), ids=case_id)
+@pytest.mark.parametrize("case", _PLAIN, ids=case_id)
+async def test_seaweedfs_over_tls(case, seaweedfs, tls, monkeypatch):
+    made, port = tls
+    options = {"endpoint": f"https://127.0.0.1:{port}", "ca_bundle": str(made.authority)}
+    async with subject_of(seaweedfs, monkeypatch, **options) as subject:
+        await case(subject)
+
+
+async def test_a_stranger_with_a_certificate_is_refused(seaweedfs, tls, monkeypatch):
+    endpoint = f"https://127.0.0.1:{tls[1]}"
+    async with subject_of(seaweedfs, monkeypatch, endpoint=endpoint) as subject:
+        with pytest.raises(Unavailable, match="certificate"):
+            await subject.backend.probe()
+
+
+# moto takes 3 ms per object: its pages are looked at with the listings below.
+_FEW = [case for case in cases(flat=True) if "many_pages" not in case_id(case)]
+
+
+@pytest.mark.parametrize("case", _FEW, ids=case_id)
 async def test_moto(case, moto, monkeypatch):
     async with subject_of(moto, monkeypatch) as subject:
         await case(subject)

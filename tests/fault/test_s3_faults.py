@@ -28,7 +28,7 @@ BUCKET = "faults"
 BIG = random.Random(1).randbytes(3 * 1024 * 1024 + 777)
 SMALL = random.Random(2).randbytes(100 * 1024)
 CHUNK = 1 << 20
-LIMIT_S = 2.0  # of the backend in the tests that wait for it
+LIMIT_S = 1.0  # of the backend in the tests that wait for it
 SLACK_S = 40.0  # a loaded machine; the point is "not for ever"
 
 
