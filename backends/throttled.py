@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import cast
 
@@ -34,8 +34,9 @@ class Budget:
     Thread-safe. A rate of 0 is no limit.
     """
 
-    def __init__(self, per_s: float) -> None:
+    def __init__(self, per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._free_at = 0.0
 
@@ -43,7 +44,7 @@ class Budget:
         """Reserve; gives the seconds to wait first."""
         if self._per_s <= 0:
             return 0.0
-        now = time.monotonic()
+        now = self._clock()
         with self._lock:
             start = max(self._free_at, now - _BURST_S)
             self._free_at = start + units / self._per_s
