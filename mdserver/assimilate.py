@@ -33,6 +33,7 @@ from hsfs.mdserver.schema import (
     FLAG_WEAK,
     SYNTHETIC,
     Binding,
+    Coverage,
     Inode,
     Odd,
     Span,
@@ -236,11 +237,10 @@ class Merge:
                 self._rename(known, Form.BESIDE if self._has_prefix(segment) else Form.SEGMENT)
 
     def _count(self) -> None:
-        coverage = self.view.coverage(self.directory, self.device)
-        if coverage is not None:
-            entries = max(0, coverage.entries + self.delta)
-            value = encode(msgspec.structs.replace(coverage, entries=entries))
-            self.draft.put(coverage_key(self.directory, self.device), value)
+        coverage = self.view.coverage(self.directory, self.device) or Coverage(1)
+        entries = max(0, coverage.entries + self.delta)
+        value = encode(msgspec.structs.replace(coverage, entries=entries))
+        self.draft.put(coverage_key(self.directory, self.device), value)
 
     def _touch_directory(self) -> None:
         if not self.touched:

@@ -146,16 +146,12 @@ class Judge:
             answer.bound(since_ns, fresh_ns)
             if not force and since_ns and since_ns >= asked_ns - fresh_ns:
                 continue
+            places: tuple[Place, ...] = ()
+            if key:  # see above
+                places = (Place(_lead(facts, parent.key) + key, binding.handle),)
+            entries = _entries(coverage)
             answer.due.append(
-                Due(
-                    facts,
-                    binding.directory,
-                    parent,
-                    (key,),
-                    (Place(_lead(facts, parent.key) + key, binding.handle),),
-                    _entries(coverage),
-                    binding,
-                )
+                Due(facts, binding.directory, parent, (key,), places, entries, binding)
             )
 
     def confirm(self, due: Due, as_of_ns: int) -> None:

@@ -23,6 +23,7 @@ from hsfs.mdserver.schema import (
     identity_key,
     inode_key,
     odd_prefix,
+    orphan_key,
     read_orphan_key,
 )
 from hsfs.mdserver.store import Changes, Snapshot
@@ -59,6 +60,9 @@ def reap(snapshot: Snapshot, volume: Volume, now_ns: int, grace_s: int = GRACE_S
         if not record.bindings:
             _drop_inode(draft, ino, record, device)
         draft.put(key, None)
+    # Directories below dropped ones have come in line.
+    below = orphan_key(0, 0, 0)[:5]
+    more = more or any(key.startswith(below) and value for key, value in draft.writes.items())
     return draft.changes(more, now_ns)
 
 

@@ -86,6 +86,10 @@ class Renewal:
         """Ask by itself about a name or an inode (by handle, where it has one)."""
         as_of_ns = self._clock.time_ns()
         facts = due.facts
+        if not due.places:
+            listing = self.sources.listing(facts, due.directory, due.place, as_of_ns, force)
+            await listing.until(lambda: False)
+            return
         try:
             answers = await self.sources.stat(facts, due.places, force)
         except StaleHandle:
