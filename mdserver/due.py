@@ -27,7 +27,8 @@ class Due:
 
     `keys`: the sort keys that decide it; none = only the whole listing does. `places`: one per key
     where a stat can answer. `binding`: of the inode that is due, None when it is a name.
-    `entries`: of the directory, None = never listed as a whole.
+    `entries`: of the directory, None = never listed as a whole. `need_ns`: what was seen since
+    then counts.
     """
 
     facts: DeviceFacts
@@ -36,6 +37,7 @@ class Due:
     keys: tuple[bytes, ...]
     places: tuple[Place, ...]
     entries: int | None
+    need_ns: int
     binding: Binding | None = None
 
 
@@ -114,7 +116,8 @@ class Judge:
         if keys != (b"",):  # the marker of a prefix is told from the prefix by a listing only
             lead = _lead(facts, place.key)
             places = tuple(Place(lead + key) for key in keys)
-        answer.due.append(Due(facts, owner, place, keys, places, _entries(coverage)))
+        need_ns = max(1, asked_ns - facts.freshness_ns)
+        answer.due.append(Due(facts, owner, place, keys, places, _entries(coverage), need_ns))
 
     def inode(
         self, view: View, answer: Answer, record: Inode, asked_ns: int, force: bool = False
@@ -149,9 +152,9 @@ class Judge:
             places: tuple[Place, ...] = ()
             if key:  # see above
                 places = (Place(_lead(facts, parent.key) + key, binding.handle),)
-            entries = _entries(coverage)
+            entries, need_ns = _entries(coverage), max(1, asked_ns - fresh_ns)
             answer.due.append(
-                Due(facts, binding.directory, parent, (key,), places, entries, binding)
+                Due(facts, binding.directory, parent, (key,), places, entries, need_ns, binding)
             )
 
     def confirm(self, due: Due, as_of_ns: int) -> None:

@@ -205,9 +205,7 @@ class Namespace:
             found = self._page(ino, after, limit, asked_ns, settled)
             if isinstance(found, Listing):
                 return found
-            outcomes = await asyncio.gather(
-                *(self._renewal.progress(due, asked_ns) for due in found)
-            )
+            outcomes = await asyncio.gather(*(self._renewal.progress(due) for due in found))
             for due, whole in zip(found, outcomes, strict=True):
                 if whole is None or whole:
                     settled[due.facts.id] = whole is None
@@ -352,7 +350,10 @@ class Namespace:
             if shown is None:
                 return answer, None
             try:
-                return answer, self._node(view, shown[0], view.require(shown[0]), answer, stale)
+                found = view.require(shown[0])
+                if found.flags & FLAG_WEAK and not answer.due:
+                    self._judge.inode(view, answer, found, asked_ns)
+                return answer, self._node(view, shown[0], found, answer, stale)
             except NotFound:
                 return answer, None
 
@@ -405,7 +406,8 @@ class Namespace:
                     continue
                 listed = coverage is not None and coverage.as_of_ns > 0
                 entries = coverage.entries if coverage is not None and listed else None
-                waiting.append(Due(facts, owner, place, (), (), entries))
+                since_ns = max(1, asked_ns - facts.freshness_ns)
+                waiting.append(Due(facts, owner, place, (), (), entries, since_ns))
                 bounds.append(b"" if reached is None or pieces else safe_name(reached, facts.flat))
                 answer.bound(known_since(coverage, reached or b""), facts.freshness_ns)
             if waiting and (not all(bounds) or after.startswith(b"%~")):

@@ -63,7 +63,7 @@ class Renewal:
 
     async def _renew_one(self, due: Due, asked_ns: int) -> None:
         if not due.places or self._judge.relist(due, asked_ns):
-            need_ns = max(1, asked_ns - due.facts.freshness_ns)
+            need_ns = due.need_ns
             listing = self.sources.listing(due.facts, due.directory, due.place, need_ns)
 
             def enough() -> bool:
@@ -108,14 +108,12 @@ class Renewal:
         await self._learn(facts, due.directory, seen, absent, as_of_ns)
         self._judge.confirm(due, as_of_ns)
 
-    async def progress(self, due: Due, asked_ns: int) -> bool | None:
+    async def progress(self, due: Due) -> bool | None:
         """Wait until a directory's listing has come further: False = it goes on, True = it is
         whole, None = what is known has to stand. Raises what ended it."""
         facts = due.facts
         try:
-            listing = self.sources.listing(
-                facts, due.directory, due.place, max(1, asked_ns - facts.freshness_ns)
-            )
+            listing = self.sources.listing(facts, due.directory, due.place, due.need_ns)
             before = listing.pages
             await listing.until(lambda: listing.pages > before)
         except (Unavailable, Unauthorised):
