@@ -56,6 +56,13 @@ def _shown(key: str, value: Setting | None) -> str:
     return shown(str(value))
 
 
+def _remark(key: str, origin: str) -> str:
+    table, _, name = key.partition(".")
+    known = settings.TABLES[table].get(name.rpartition(".")[2])
+    remarks = [remark for remark in (shown(origin), known.note if known else "") if remark]
+    return f"    # {', '.join(remarks)}" if remarks else ""
+
+
 @click.group(name="config", help="Settings of a volume.")
 def command() -> None:
     """The verb."""
@@ -82,7 +89,7 @@ def show_command(
     Output(as_json).result(
         {"config": values},
         [
-            f"{key:<{width}} = {_shown(key, value)}" + (f"    # {shown(where)}" if origin else "")
+            f"{key:<{width}} = {_shown(key, value)}{_remark(key, where if origin else '')}"
             for key, value, where in items
         ],
     )

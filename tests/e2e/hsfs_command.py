@@ -77,6 +77,11 @@ class Sandbox:
         self._places.add(volume_name(path))
         return path
 
+    def claim(self, name):
+        """Another volume's name whose state goes with the sandbox; the name."""
+        self._places.add(name)
+        return name
+
     # -- running ---------------------------------------------------------------------------------
 
     def run(self, *words, program="hsfs", prefix=(), check=None, **options):
