@@ -33,6 +33,8 @@ from hsfs.core.types import Cursor, FileType, ObjectStat, Page, Place
 MARKER: Final = b"object"
 _LAST: Final = "\U0010ffff".encode()  # behind every other character of a key
 _AHEAD: Final = 2
+_AHEAD_MAX: Final = 32  # directories of a walk; above it one per level
+_NAMELESS: Final = 1 << 20  # behind the end of any key
 _SHARDS: Final = 8
 _SHARDS_IN_FLIGHT: Final = 4
 
@@ -215,12 +217,10 @@ class Lister:
             stream.fail()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def level(
-        self, directory: bytes, after: Cursor | None, *, markers: bool = False
-    ) -> AsyncIterator[Page]:
-        """One level, pages in byte order of the keys. Empty marker objects only with `markers`."""
+    async def level(self, directory: bytes, after: Cursor | None) -> AsyncIterator[Page]:
+        """One level, pages in byte order of the keys."""
         position, emitted = _unpack(after)
-        stream = self._level_stream(self._base + directory, position, markers=markers)
+        stream = self._level_stream(self._base + directory, position, flat=False)
         level = _Level(stream, self._base, position, emitted)
         with self._open(stream):
             while (page := await level.next()) is not None:
@@ -230,10 +230,10 @@ class Lister:
         """All objects below a prefix in byte order."""
         if await self._server_keeps_tree(prefix):
             entries: Entries = []
-            async with contextlib.aclosing(self._walk(prefix, after or b"")) as walk:
-                async for entry in walk:
-                    entries.append(entry)
-                    if len(entries) == PAGE:
+            async with contextlib.aclosing(self._walk(prefix, after or b"")) as runs:
+                async for run in runs:
+                    entries += run
+                    if len(entries) >= PAGE:
                         yield Page(tuple(entries), entries[-1].place.key)
                         entries = []
             yield Page(tuple(entries))
@@ -242,17 +242,18 @@ class Lister:
             async for page in pages:
                 yield page
 
-    def _level_stream(self, prefix: bytes, start_after: bytes, *, markers: bool) -> _Stream:
+    def _level_stream(self, prefix: bytes, start_after: bytes, *, flat: bool) -> _Stream:
         def fetch(token: bytes, interrupt: Interruption) -> tuple[Entries, ListPage]:
             page = self._source.page(
                 prefix, interrupt, delimiter=b"/", start_after=start_after, token=token
             )
-            return self._level_entries(prefix, page, markers=markers), page
+            return self._level_entries(prefix, page, flat=flat), page
 
         return _Stream(self._executor, fetch)
 
-    def _level_entries(self, prefix: bytes, page: ListPage, *, markers: bool) -> Entries:
-        cut, base = len(prefix), len(self._base)
+    def _level_entries(self, prefix: bytes, page: ListPage, *, flat: bool) -> Entries:
+        """Sorted entries. `flat`: as list_flat gives them, nameless and with empty markers."""
+        cut, base = _NAMELESS if flat else len(prefix), len(self._base)
         directory, file = FileType.DIRECTORY, FileType.FILE
         entries = [
             ObjectStat(
@@ -267,7 +268,7 @@ class Lister:
                 b"", file, Place(o.key[base:], MARKER), o.size, o.mtime_ns, o.mtime_ns, o.version
             )
             for o in page.objects
-            if o.key == prefix and (o.size or markers)
+            if o.key == prefix and (o.size or flat)
         ]
         entries.sort(key=_key)
         return entries
@@ -280,7 +281,7 @@ class Lister:
         if self._keeps_tree is not None:
             return self._keeps_tree
         full = self._base + prefix
-        stream = self._level_stream(full, b"", markers=False)
+        stream = self._level_stream(full, b"", flat=False)
         with self._open(stream):
             got = await stream.next()
         seen = next((p for p in got[1].prefixes if p[len(full) :] != b"/"), None) if got else None
@@ -359,7 +360,7 @@ class Lister:
     async def _boundaries(self, prefix: bytes) -> Sequence[bytes]:
         """Some keys that divide what lies below a prefix, by the directories of its first page."""
         while True:
-            stream = self._level_stream(prefix, b"", markers=False)
+            stream = self._level_stream(prefix, b"", flat=False)
             with self._open(stream):
                 got = await stream.next()
             if got is None:
@@ -372,55 +373,53 @@ class Lister:
             # Without the slash, as an exclusive start: the directory belongs to what follows.
             return sorted(p[:-1] for p in page.prefixes[step::step])
 
-    async def _walk(self, prefix: bytes, after: bytes) -> AsyncGenerator[ObjectStat, None]:
-        """Objects below a prefix, level by level, the next directories fetched ahead."""
+    async def _walk(self, prefix: bytes, after: bytes) -> AsyncGenerator[Entries, None]:
+        """Runs of objects below a prefix, level by level, the next directories fetched ahead."""
         ready: dict[bytes, _Stream] = {}
-        with contextlib.ExitStack() as stack:
+        live: set[_Stream] = set()
 
-            def open_level(directory: bytes) -> _Stream:
-                stream = self._level_stream(self._base + directory, b"", markers=True)
-                stack.enter_context(self._open(stream))
-                stream.start()
-                return stream
+        def open_level(directory: bytes) -> _Stream:
+            stream = self._level_stream(self._base + directory, b"", flat=True)
+            live.add(stream)
+            self._streams.add(stream)
+            stream.start()
+            return stream
 
-            pending = [_Level(open_level(prefix), self._base, b"", b"")]
-            todo: list[deque[ObjectStat]] = [deque()]
-            while pending:
-                entries = todo[-1]
-                if not entries:
-                    page = await pending[-1].next()
+        def close(stream: _Stream) -> None:
+            live.discard(stream)
+            self._streams.discard(stream)
+            stream.stop()
+
+        try:
+            branches = [_Branch(open_level(prefix), self._base)]
+            while branches:
+                branch = branches[-1]
+                if branch.at == len(branch.entries):
+                    page = await branch.level.next()
                     if page is None:
-                        pending.pop()
-                        todo.pop()
+                        close(branches.pop().stream)
                     else:
-                        entries.extend(e for e in page.entries if _concerns(e, after))
+                        branch.turn(page, after)
                     continue
-                directories = 0
-                for entry in entries:
-                    if entry.type is FileType.DIRECTORY:
-                        directories += 1
-                        if entry.place.key not in ready:
-                            if len(ready) >= 2 * _SHARDS:
-                                break
-                            ready[entry.place.key] = open_level(entry.place.key)
-                    if directories > _SHARDS:
-                        break
-                entry = entries.popleft()
-                if entry.type is not FileType.DIRECTORY:
-                    place = Place(entry.place.key, entry.place.handle)
-                    yield ObjectStat(
-                        b"",
-                        entry.type,
-                        place,
-                        entry.size,
-                        entry.mtime_ns,
-                        entry.ctime_ns,
-                        entry.version,
-                    )
+                most = _SHARDS if len(ready) < _AHEAD_MAX else 1
+                while branch.ahead and branch.opened < most:
+                    key = branch.ahead.popleft()
+                    ready[key] = open_level(key)
+                    branch.opened += 1
+                run = branch.run()
+                if run:
+                    yield run
                     continue
-                stream = ready.pop(entry.place.key, None) or open_level(entry.place.key)
-                pending.append(_Level(stream, self._base, b"", b""))
-                todo.append(deque())
+                key = branch.directory()
+                stream = ready.pop(key, None)
+                if stream is None:
+                    stream = open_level(key)
+                else:
+                    branch.opened -= 1
+                branches.append(_Branch(stream, self._base))
+        finally:
+            for stream in list(live):
+                close(stream)
 
     @contextlib.contextmanager
     def _open(self, stream: _Stream) -> Iterator[None]:
@@ -430,6 +429,45 @@ class Lister:
         finally:
             self._streams.discard(stream)
             stream.stop()
+
+
+class _Branch:
+    """Where a walk stands in one directory: `entries[at:]` of its page are still to be given.
+    `ahead`: directories of the page that are not listed ahead yet; `opened`: how many are."""
+
+    __slots__ = ("_places", "ahead", "at", "entries", "level", "opened", "stream")
+
+    def __init__(self, stream: _Stream, base: bytes) -> None:
+        self.stream = stream
+        self.level = _Level(stream, base, b"", b"")
+        self.entries: Entries = []
+        self.at = 0
+        self._places: deque[int] = deque()  # of the directories among the entries
+        self.ahead: deque[bytes] = deque()
+        self.opened = 0
+
+    def turn(self, page: Page, after: bytes) -> None:
+        """Go on to the next page, without what can't have a key behind `after`."""
+        entries = list(page.entries)
+        if after:
+            entries = [e for e in entries if _concerns(e, after)]
+        self.entries, self.at = entries, 0
+        self._places = deque(i for i, e in enumerate(entries) if e.type is FileType.DIRECTORY)
+        self.ahead = deque(entries[i].place.key for i in self._places)
+
+    def run(self) -> Entries:
+        """The objects up to the next directory."""
+        end = self._places[0] if self._places else len(self.entries)
+        start, self.at = self.at, end
+        return self.entries[start:end]
+
+    def directory(self) -> bytes:
+        """The key of the directory that is next."""
+        entry = self.entries[self._places.popleft()]
+        self.at += 1
+        if self.ahead and self.ahead[0] == entry.place.key:
+            self.ahead.popleft()
+        return entry.place.key
 
 
 def _key(entry: ObjectStat) -> bytes:
