@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -103,7 +104,10 @@ def in_child(work: Callable[[], int], deadline_s: float) -> int | None:
     """The errno (0 = fine) of `work`, done by a forked child; None when it has not ended within
     the deadline (the child is killed, and left to the kernel where even that has to wait)."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forks beside threads: this child makes a system call and leaves.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid == 0:
         code = errno.EIO
         try:
