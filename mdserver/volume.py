@@ -18,14 +18,17 @@ from hsfs.core.errors import ConfigError, NotFound
 from hsfs.core.names import Dialect, Form, show
 from hsfs.core.ports import Device
 from hsfs.core.types import ROOT_INO, DeviceId, FileType, Ino, Space
+from hsfs.core.urls import scheme_of, split_url_options
 from hsfs.mdserver.draft import Draft
 from hsfs.mdserver.schema import (
     SYNTHETIC,
     Binding,
+    Coverage,
     DeviceRecord,
     Inode,
     after_prefix,
     decode_candidates,
+    decode_coverage,
     decode_device,
     decode_inode,
     dentry_prefix,
@@ -207,9 +210,18 @@ def load_devices(
         record = decode_device(value)
         known[record.name] = (int.from_bytes(key[1:], "big"), record)
     facts = []
-    before = set(known)
+    before = {name for name in known if "\0" not in name}
     for at, definition in enumerate(definitions):
         number, old = known.get(definition.name, (0, None))
+        if old is not None and old.url != definition.url:
+            draft.note(0)
+            if _is_flat(old.url, {}) == _is_flat(definition.url, definition.options):
+                _relist(draft, number)
+            else:  # another kind of names: nothing known of it holds
+                retired = msgspec.structs.replace(old, name=f"{old.name}\0{number}")
+                draft.put(device_key(number), encode(retired))
+                known[retired.name] = (number, retired)
+                old = None
         priority = definition.options.get("priority")
         if old is None:
             number = max((one for one, _ in known.values()), default=0) + 1
@@ -233,10 +245,6 @@ def device_facts(
     number: int, record: DeviceRecord, options: Mapping[str, Option], defaults: Defaults
 ) -> DeviceFacts:
     """Facts from a record and options."""
-    scheme = record.url.split(":", 1)[0].rsplit("+", 1)[-1].lower()
-    flat = scheme not in ("nfs", "file") and not (
-        scheme == "memory" and "flat=" not in record.url and not options.get("flat")
-    )
 
     def whole(name: str, default: int) -> int:
         return int(options.get(name, default))
@@ -249,7 +257,7 @@ def device_facts(
         Ino(record.ino),
         (record.priority, number),
         dict(options),
-        flat,
+        _is_flat(record.url, options),
         int(float(options.get("freshness", 60.0)) * 1e9),
         float(options.get("timeout", 30.0)),
         bool(options.get("stale_ok", False)),
@@ -258,6 +266,22 @@ def device_facts(
         whole("file_mode", defaults.file_mode),
         whole("dir_mode", defaults.dir_mode),
     )
+
+
+def _is_flat(url: str, options: Mapping[str, Option]) -> bool:
+    """Whether the backend has keys instead of directories."""
+    scheme = scheme_of(url)
+    if scheme == "memory":
+        flat = {**split_url_options(url)[1], **options}.get("flat", False)
+        return flat in (True, "true", 1)
+    return scheme not in ("file", "nfs")
+
+
+def _relist(draft: Draft, device: int) -> None:
+    """Everything that is known of a backend is due: its URL names another place now."""
+    for key, value in draft.range(b"L", after_prefix(b"L")):
+        if key[9:] == device.to_bytes(2, "big"):
+            draft.put(key, encode(Coverage(1, 0, decode_coverage(value).entries)))
 
 
 def _next_order(known: Mapping[str, tuple[int, DeviceRecord]], at: int) -> int:

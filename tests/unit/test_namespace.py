@@ -546,6 +546,32 @@ def test_devices_keep_number_and_order_by_name():
     setting.run(test)
 
 
+def test_a_backend_whose_url_changes_is_looked_at_anew():
+    setting = Setting(backend("data", "s3://b/p"))
+    setting.flat.put(b"k")
+
+    async def test(namespace):
+        node = await namespace.walk(b"/data/k")
+        await namespace.reload([backend("data", "s3://b/p2")])
+        setting.flat.put(b"k")
+        again = await namespace.walk(b"/data/k")
+        assert again.version != node.version
+        assert len(setting.world.lists) == 2
+        # Directories instead of keys: nothing known of it holds.
+        root = setting.tree.root.children
+        root[b"k"] = setting.tree.make(DIRECTORY)
+        await namespace.reload([backend("data", "nfs://h/e")])
+        assert [device.id for device in namespace.devices()] == [2]
+        found = await namespace.walk(b"/data/k")
+        assert found.attributes.type is DIRECTORY
+        assert found.attributes.ino != node.attributes.ino
+        seq = setting.store.seq
+        await namespace.reload([backend("data", "nfs://h/e")])
+        assert setting.store.seq == seq
+
+    setting.run(test)
+
+
 def test_epochs_and_small_values_survive_a_restart():
     setting = Setting()
     setting.flat.put(b"k")
