@@ -30,7 +30,7 @@ from hsfs.proto.messages import FinishArgs, PagesArgs
 
 log = structlog.get_logger("hsfs.mds.jobs")
 
-TAKEN_WITHIN_S = 10.0
+TAKEN_WITHIN_S = 20.0  # a mover that died is started again within that
 GRACE_S = 10.0  # of a mover beyond its backend's timeout
 _AHEAD = 8  # batches that wait for a slow reader before its mover does
 
@@ -66,6 +66,7 @@ class JobBoard:
         self._queue = JobQueue(self._lost)
         self._wanted: dict[int, _Wanted] = {}
         self._takers: deque[tuple[bytes, int, asyncio.Future[list[Job]]]] = deque()
+        self._mover_s = time.monotonic()  # when any mover was last heard of
         self.finished = 0
         self.failed = 0
 
@@ -136,6 +137,7 @@ class JobBoard:
 
     async def take(self, mover: bytes, limit: int, wait_s: float) -> Sequence[Job]:
         """Jobs for a mover, as soon as there are any, at the latest (none) after `wait_s`."""
+        self.renew(mover)
         jobs = self._queue.take(mover, limit, time.monotonic())
         if jobs or wait_s <= 0:
             return jobs
@@ -181,7 +183,8 @@ class JobBoard:
 
     def renew(self, mover: bytes) -> None:
         """A sign of life."""
-        self._queue.renew(mover, time.monotonic())
+        self._mover_s = time.monotonic()
+        self._queue.renew(mover, self._mover_s)
 
     def release(self, mover: bytes) -> None:
         """The mover's connection is gone."""
@@ -235,11 +238,11 @@ class JobBoard:
         try:
             while True:
                 left_s = wanted.moved_s + limit_s - time.monotonic()
-                done, _ = await asyncio.wait((waiting,), timeout=min(TAKEN_WITHIN_S, left_s))
+                done, _ = await asyncio.wait((waiting,), timeout=min(TAKEN_WITHIN_S / 4, left_s))
                 if done:
                     wanted.moved_s = time.monotonic()
                     return waiting.result()
-                if self._queue.holder(job) is None and not self._busy(device):
+                if self._queue.holder(job) is None and not self._busy(device) and self._alone:
                     raise Unavailable("mover", "none is running", "see the metadata server's log")
                 if time.monotonic() - wanted.moved_s >= limit_s:
                     error = TimedOut("mover", f"no progress for {limit_s:.0f} s")
@@ -247,6 +250,12 @@ class JobBoard:
                     raise error
         finally:
             waiting.cancel()
+
+    @property
+    def _alone(self) -> bool:
+        """Whether there is no mover."""
+        heard_s = time.monotonic() - self._mover_s
+        return not self._takers and heard_s > TAKEN_WITHIN_S
 
     def _busy(self, device: int) -> bool:
         """Whether movers have other jobs of the device: ours may only be waiting for its turn."""

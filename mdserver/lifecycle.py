@@ -13,7 +13,8 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -25,6 +26,7 @@ log = structlog.get_logger("hsfs.mds.life")
 
 LOCK_NAME = "lock"
 _CHILD_PAUSE_MAX_S = 10.0
+_FIRST_WORD_S = 60.0
 
 
 class StateLock:
@@ -127,11 +129,16 @@ def ensure_token(state: Path) -> str:
 class Child:
     """A process that runs as long as the server does, and is started again when it dies.
 
-    Its stdin is a pipe that ends with us, however we end: the child watches it.
+    Its stdin is a pipe that ends with us, however we end: the child watches it. One that is silent
+    for `silent_s` (`heard(pid)`: when it last spoke, monotonic, None = never) is killed.
     """
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(
+        self, argv: Sequence[str], heard: Callable[[int], float | None], silent_s: float
+    ) -> None:
         self._argv = argv
+        self._heard = heard
+        self._silent_s = silent_s
         self._process: asyncio.subprocess.Process | None = None
         self.restarts = 0
 
@@ -154,7 +161,7 @@ class Child:
                 log.error("the mover can't be started", why=str(error))
             else:
                 try:
-                    code = await self._process.wait()
+                    code = await self._watched(self._process)
                 except asyncio.CancelledError:
                     await self._end(self._process)
                     raise
@@ -164,6 +171,20 @@ class Child:
                 pause_s = 0.1
             await asyncio.sleep(pause_s)
             pause_s = min(_CHILD_PAUSE_MAX_S, pause_s * 2)
+
+    async def _watched(self, process: asyncio.subprocess.Process) -> int:
+        """Its exit code, when it has ended by itself or was silent for too long."""
+        # A first word may take long: Python starts slowly on a busy machine.
+        heard_s = time.monotonic() + _FIRST_WORD_S - self._silent_s
+        while True:
+            try:
+                return await asyncio.wait_for(process.wait(), 1.0)
+            except TimeoutError:
+                pass
+            heard_s = self._heard(process.pid) or heard_s
+            if time.monotonic() - heard_s > self._silent_s:
+                log.warning("the mover is silent and is killed", pid=process.pid)
+                process.kill()
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         for sent in (signal.SIGTERM, signal.SIGKILL):

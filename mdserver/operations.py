@@ -154,7 +154,6 @@ class Operations:
 
     async def take(self, session: Session, args: m.TakeArgs) -> Sequence[Job]:
         _require_mover(session)
-        self._board.renew(session.key)
         wait_s = min(max(args.wait_s, 0.0), TAKE_WAIT_MAX_S)
         return await self._board.take(session.key, max(1, args.limit), wait_s)
 

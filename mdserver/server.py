@@ -12,7 +12,8 @@ import asyncio
 import hmac
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ from hsfs.proto.frames import (
     encode_error,
     encode_reply,
 )
-from hsfs.rpc.address import peer_uid
+from hsfs.rpc.address import peer_of
 
 log = structlog.get_logger("hsfs.mds")
 
@@ -127,6 +128,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: Server, *, local: bool) -> None:
         self._server = server
         self._local = local
+        self._pid = 0  # of a local peer
         self._splitter = Splitter()
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
@@ -149,7 +151,7 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=1024 * 1024)
         self._timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._impatient)
         if self._local:
-            uid = peer_uid(transport.get_extra_info("socket"))
+            self._pid, uid = peer_of(transport.get_extra_info("socket"))
             if uid not in (0, os.geteuid()):
                 log.warning("refused a connection of another user", uid=uid)
                 transport.abort()
@@ -219,8 +221,8 @@ class Connection(asyncio.Protocol):
     async def _wait_drained(self) -> None:
         await self._drained.wait()
 
-    def _start(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -233,6 +235,7 @@ class Connection(asyncio.Protocol):
             self._start(self._greet(request))
             return
         self._server.requests += 1
+        session.heard_s = time.monotonic()
         self._start(self._answer(session, request))
         if len(self._tasks) >= IN_FLIGHT_MAX:
             self._flow()
@@ -275,7 +278,12 @@ class Connection(asyncio.Protocol):
             return
         assert self._transport is not None
         session = Session(
-            hello.client, hello.kind, self._send, self._wait_drained, self._transport.abort
+            hello.client,
+            hello.kind,
+            self._pid,
+            self._send,
+            self._wait_drained,
+            self._transport.abort,
         )
         self._session = session
         self._server.sessions.add(session)

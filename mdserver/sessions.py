@@ -40,8 +40,9 @@ class Journal(Protocol):
 
 
 class Session:
-    """One connection that has said HELLO. `key` names this connection, `client` whoever made it;
-    `send` writes a frame; `drained` returns when the connection takes more."""
+    """One connection that has said HELLO. `key` names this connection, `client` whoever made it
+    (`pid`: on this machine, 0 elsewhere); `send` writes a frame; `drained` returns when the
+    connection takes more."""
 
     _made = 0
 
@@ -49,6 +50,7 @@ class Session:
         self,
         client: bytes,
         kind: str,
+        pid: int,
         send: Callable[[bytes], None],
         drained: Callable[[], Awaitable[None]],
         close: Callable[[], None],
@@ -57,6 +59,8 @@ class Session:
         self.key = client + Session._made.to_bytes(8, "big")
         self.client = client
         self.kind = kind
+        self.pid = pid
+        self.heard_s = time.monotonic()
         self.send = send
         self.drained = drained
         self.close = close
@@ -119,6 +123,11 @@ class Sessions:
     def count(self, kind: str) -> int:
         """Sessions of a kind."""
         return sum(session.kind == kind for session in self._sessions.values())
+
+    def heard_of(self, pid: int) -> float | None:
+        """When (monotonic) a process of this machine was last heard of; None = no session."""
+        heard = [session.heard_s for session in self._sessions.values() if session.pid == pid]
+        return max(heard, default=None)
 
     def idle_s(self) -> float:
         """Seconds since the last session that was no mover's ended; 0 while there is one."""

@@ -177,7 +177,9 @@ async def serve(volume: Volume, options: Options, ready: Callable[[Serving], Non
                     sys.executable,
                     *("-I", "-m", "hsfs.cli.mover_process"),
                     *("--address", str(address), "--child"),
-                ]
+                ],
+                sessions.heard_of,
+                options.lease_s,
             )
             tasks.append(asyncio.create_task(child.run()))
         stack.push_async_callback(_cancel, tasks)

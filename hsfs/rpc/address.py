@@ -124,15 +124,16 @@ def check_peer(sock: socket.socket, address: Address) -> None:
     """The other end of a unix socket must be us or root. Raises Unauthorised."""
     if sock.family != socket.AF_UNIX:
         return
-    uid = peer_uid(sock)
+    uid = peer_of(sock)[1]
     if uid not in (0, os.geteuid()):
         raise Unauthorised(str(address), f"the server runs as uid {uid}, not as you or root")
 
 
-def peer_uid(sock: socket.socket) -> int:
-    """uid of the process at the other end of a unix socket."""
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """pid and uid of the process at the other end of a unix socket."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid
 
 
 def read_token(path: Path) -> str:

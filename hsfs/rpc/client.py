@@ -420,6 +420,16 @@ class MdsClient:
             self._out += call.frame
         self._received(early)
 
+    async def _first_dial(self) -> None:
+        """As `_dial`; a server that was about to leave is revived once."""
+        try:
+            await self._dial()
+        except Unavailable:
+            if self._revive is None:
+                raise
+            await self._revive()
+            await self._dial()
+
     def _hello(self) -> m.Hello:
         known = self._welcome
         return m.Hello(
@@ -553,7 +563,7 @@ class MdsClient:
             if self._sock is None:
                 continue
             renewed_s = self._lease_until_s - self._lease_s
-            if now - max(renewed_s, pinged_s) >= PING_S:
+            if now - max(renewed_s, pinged_s) >= min(PING_S, self._lease_s / 3):
                 pinged_s = now
                 self._begin(Pending(), m.Op.PING, m.Nothing(), self._timeout_s, False)
             if self._calls and now - self._heard_s > max(PING_S, self._lease_s / 2):
@@ -661,7 +671,7 @@ async def connect(
     Raises Unavailable, TimedOut, Unauthorised, NotFound (another volume), Unsupported.
     """
     client = MdsClient(address, kind=kind, token=token, timeout_s=timeout_s, revive=revive)
-    await client._dial()
+    await client._first_dial()
     with _single_errors():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client._keep)

@@ -263,3 +263,18 @@ async def test_killed_mover_is_replaced_within_a_call(tmp_path):
                 assert mover
                 os.kill(mover, signal.SIGKILL)
             assert (await client.walk(b"/s/d020/x/f002")).attributes.size == 2
+
+
+async def test_paused_mover_is_replaced(tmp_path):
+    build(tmp_path / "source", 3, 3)
+    volume = make_volume(
+        tmp_path / "state", {"s": f"file://{tmp_path / 'source'}"}, 'scan = "lazy"'
+    )
+    with Mds(volume, lease_s=4.0) as mds:
+        async with connect(mds.address) as client:
+            assert (await client.walk(b"/s/d000/x/f001")).attributes.size == 1
+            mover = mds.mover_pid
+            assert mover
+            os.kill(mover, signal.SIGSTOP)
+            assert (await client.walk(b"/s/d001/x/f002")).attributes.size == 2
+            assert mds.mover_pid != mover
