@@ -119,7 +119,7 @@ class HsfsMount:
         while time.monotonic() < deadline:
             answer = hsfs("backend", "list", str(self.volume))["backends"]
             assert isinstance(answer, list)
-            if all(one.get("scan_state") in ("done", "lazy") for one in answer):
+            if all(one.get("scan") in ("done", "lazy") for one in answer):
                 return
             time.sleep(0.2)
         raise RuntimeError("the scan did not end")
