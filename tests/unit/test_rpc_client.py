@@ -1,5 +1,6 @@
 """The trio client against a real server loop: calls, pushes, loss, leases, what may be cached."""
 
+import asyncio
 import socket
 import stat
 import time
@@ -78,8 +79,9 @@ async def test_many_calls_at_once_on_one_stream(tmp_path):
 async def test_cancelled_call_leaves_the_client_usable(tmp_path):
     with TinyServer(tmp_path) as server:
         async with connect(server.address) as client:
-            with trio.move_on_after(0.02) as scope:
-                await client.refresh(1, True)
+            server.before_answer[m.Op.LOOKUP] = lambda: asyncio.sleep(LIMIT_S)
+            with trio.move_on_after(0.05) as scope:
+                await client.lookup(1, b"a")
             assert scope.cancelled_caught
             assert (await client.getattr(2)).attributes.ino == 2
 
@@ -249,7 +251,7 @@ async def test_revive_is_called_when_nobody_listens(tmp_path):
 
 async def test_silence_times_out_and_the_lease_ends(tmp_path, monkeypatch):
     monkeypatch.setattr("hsfs.rpc.client.PING_S", 0.2)
-    with TinyServer(tmp_path, lease_s=1.0) as server:
+    with TinyServer(tmp_path, lease_s=6.0) as server:
         async with connect(server.address, timeout_s=2.0) as client:
             assert client.lease_left_s() > 0
             seen = []
