@@ -64,25 +64,20 @@ class Slot:
         self.path = directory / str(number)
         self.number = number
         self.fd = folder
-        self.device = os.fstat(folder).st_dev
+        self.below = _device_below(directory)
         self._directory = directory
         self._lock = lock
 
     @classmethod
-    def acquire(cls, directory: Path, device: int | None = None) -> Slot:
+    def acquire(cls, directory: Path, forbidden: int | None = None) -> Slot:
         """Lock the first free slot, making what is missing.
 
-        With `device` the directory has to be on that file system and its parent has to exist:
-        after an unmount DIR may exist, or be made, on the disk below, which is not ours to fill.
+        `forbidden`: a device that the directory must not be on. A cache disk that was unmounted
+        under us leaves a path on the disk below, which is not ours to fill.
         """
-        if device is None:
-            directory.mkdir(0o700, parents=True, exist_ok=True)
-        else:
-            if os.stat(directory.parent).st_dev != device and not directory.exists():
-                raise OSError(errno.ENODEV, "its file system is not mounted")
-            directory.mkdir(0o700, exist_ok=True)
-            if os.stat(directory).st_dev != device:
-                raise OSError(errno.ENODEV, "another file system is mounted there now")
+        if forbidden is not None and _device_of(directory) == forbidden:
+            raise OSError(errno.ENODEV, "its file system is no longer mounted")
+        directory.mkdir(0o700, parents=True, exist_ok=True)
         for number in range(SLOTS_MAX):
             folder = directory / str(number)
             folder.mkdir(0o700, exist_ok=True)
@@ -199,3 +194,23 @@ def _close(*fds: int) -> None:
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+
+def _device_of(path: Path) -> int:
+    """The device that a path is on, or would be made on."""
+    while True:
+        try:
+            return os.stat(path).st_dev
+        except FileNotFoundError:
+            path = path.parent
+
+
+def _device_below(path: Path) -> int | None:
+    """The device that the path would be on were its file system unmounted; None on the root's."""
+    path = path.resolve()
+    device = os.stat(path).st_dev
+    for parent in path.parents:
+        below = os.stat(parent).st_dev
+        if below != device:
+            return below
+    return None

@@ -273,6 +273,12 @@ class Index:
             return None
         return raw[_FRAME.size :]
 
+    def set_charge(self, key: bytes, units: int) -> None:
+        """What a key's entry stands for from now on, whatever its record says."""
+        packed = self.entries.get(key)
+        if packed is not None:
+            self.entries[key] = packed >> 32 << 32 | units
+
     def forget(self, key: bytes) -> None:
         """Take a key out of memory; its DROP frame is for the caller to append."""
         self.entries.pop(key, None)

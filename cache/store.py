@@ -138,7 +138,8 @@ class DiskStore:
         self._disk_full_until = 0.0
         self._start = Start(0, 0, _UNKNOWN_BOOT)
         self._retired: list[Slot] = []
-        self._take_slot(None)
+        self._below: int | None = None  # see Slot.acquire
+        self._take_slot()
         self._thread = threading.Thread(target=self._background, name="hsfs-tier0", daemon=True)
         self._thread.start()
 
@@ -383,6 +384,7 @@ class DiskStore:
         """See Keeper.unpin."""
         if file.stat is None and file.pins == 1:
             self._note_stat(file)
+        trimmed = False
         with self._lock:
             file.pins -= 1
             if file.pins:
@@ -393,6 +395,7 @@ class DiskStore:
                 if charge < file.reserved:
                     self._used -= file.reserved - charge
                     file.reserved = charge
+                    trimmed = True
         if file.doomed:
             self.descriptors.drop(file)
             with self._lock:
@@ -400,6 +403,8 @@ class DiskStore:
                     self._doomed.discard(file)
                     self._used -= file.reserved
             return
+        if trimmed:
+            self.changed(file)
         closed = self.descriptors.idle(file)
         if closed:
             with self._lock:
@@ -409,10 +414,12 @@ class DiskStore:
 
     def _leave(self, state: OpenFile) -> None:
         """Forget the memory of a file that is not in use and recorded. Under the lock."""
-        if not state.pins and not state.dirty and state.fd < 0:
-            key = state.key
-            if self._files.get(key) is state:
-                del self._files[key]
+        key = state.key
+        if state.pins or state.dirty or state.fd >= 0 or self._files.get(key) is not state:
+            return
+        if self._index is not None:
+            self._index.set_charge(key, state.reserved // UNIT)
+        del self._files[key]
 
     # -- Keeper: what open files ask for
 
@@ -605,11 +612,13 @@ class DiskStore:
             self._wake.set()
 
     def _wait_loaded(self) -> None:
-        if not self._loaded.is_set():
-            if self._trouble:
-                raise self._unusable()
-            if not self._loaded.wait(LOAD_WAIT_S):
-                raise CacheUnavailable(str(self._directory), "still reading its index")
+        if self._loaded.is_set():
+            return
+        deadline = time.monotonic() + LOAD_WAIT_S
+        while not self._trouble and not self._stop and time.monotonic() < deadline:
+            if self._loaded.wait(0.2):
+                return
+        raise CacheUnavailable(str(self._directory), self._trouble or "still reading its index")
 
     def _read_record(self, key: bytes) -> Record | None:
         """Under the lock."""
@@ -638,23 +647,26 @@ class DiskStore:
                 self.make_disk_room(UNIT)
             except HsfsError:
                 pass  # noted by whoever raised it; the next round tries again
+            except Exception as error:  # the mount goes on without its cache, and says why
+                self._set_trouble(f"internal error: {error!r}")
             if not self._stop:
                 self._wake.wait(min(self._flush_s, self._probe_s))
                 self._wake.clear()
 
-    def _take_slot(self, device: int | None) -> None:
+    def _take_slot(self) -> None:
         """Lock a slot and open its index; trouble if that can't be."""
         try:
-            slot = Slot.acquire(self._directory, device)
+            slot = Slot.acquire(self._directory, self._below)
         except OSError as error:
-            self._set_trouble(_explain(error))
+            self._trouble = _explain(error)
             return
         try:
             index = Index(slot.fd, self._lock)
         except (OSError, Unsupported) as error:
             slot.close()
-            self._set_trouble(error.why if isinstance(error, Unsupported) else _explain(error))
+            self._trouble = error.why if isinstance(error, Unsupported) else _explain(error)
             return
+        self._below = slot.below
         with self._lock:
             self._slot, self._index = slot, index
             self._trouble = ""
@@ -662,14 +674,12 @@ class DiskStore:
     def _probe(self) -> None:
         """Notice a directory that was removed or replaced, and the end of trouble."""
         slot = self._slot
-        if slot is None:
-            self._trouble = self._trouble or "not in use"
-            self._take_slot_again(None)
-            return
-        if not slot.in_place():
+        if slot is not None and not slot.in_place():
             self._set_trouble("the directory was removed or replaced")
             self._abandon(slot)
-            self._take_slot_again(slot.device)
+            slot = None
+        if slot is None:
+            self._take_slot()
         elif self._trouble:
             try:
                 slot.probe()
@@ -678,19 +688,19 @@ class DiskStore:
                 return
             self._trouble = ""
 
-    def _take_slot_again(self, device: int | None) -> None:
-        before = self._trouble
-        self._trouble = ""
-        self._take_slot(device)
-        if self._slot is None and not self._trouble:
-            self._trouble = before
-
     def _abandon(self, slot: Slot) -> None:
         """Forget a slot whose directory is gone; pinned files live on by their descriptors."""
         with self._evicting, self._flushing:
             with self._lock:
                 states = list(self._files.values())
                 index, self._index, self._slot = self._index, None, None
+                if index is not None and self._loaded.is_set():
+                    self._used -= sum(
+                        charge_of(packed)
+                        for key, packed in index.entries.items()
+                        if key not in self._files
+                    )
+                    self._used -= sum(s.reserved for s in states if not s.pins)
                 self._loaded.clear()
                 self._retired.append(slot)
                 self._files.clear()
@@ -700,7 +710,6 @@ class DiskStore:
                 for state in states:
                     state.doomed = True
                 self._doomed.update(s for s in states if s.pins)
-                self._used = sum(s.reserved for s in self._doomed)
             for state in states:
                 if not state.pins:
                     self.descriptors.drop(state)
