@@ -27,6 +27,7 @@ from hsfs.core.names import BESIDE_END, LEAD, Form, plain, read, show
 from hsfs.core.types import ROOT_INO, DirectoryPage, FileType, ObjectStat, Place
 from hsfs.mdserver.draft import Draft
 from hsfs.mdserver.freshness import covered, known_since, overlaps, overtaken, sort_key, within
+from hsfs.mdserver.places import Known, find, unbind
 from hsfs.mdserver.schema import (
     FLAG_HIDDEN_IDENTITY,
     FLAG_PIECE,
@@ -59,16 +60,6 @@ from hsfs.mdserver.volume import DeviceFacts, Volume
 
 _FILE = int(FileType.FILE)
 _DIRECTORY = int(FileType.DIRECTORY)
-
-
-class Known(msgspec.Struct, frozen=True, gc=False):
-    """A dentry that one backend is known to have."""
-
-    parent: int
-    name: bytes
-    ino: int
-    type: int
-    segment: bytes
 
 
 def assimilate(snapshot: Snapshot, volume: Volume, page: DirectoryPage, now_ns: int) -> Changes:
@@ -134,33 +125,6 @@ def resolve(draft: Draft, volume: Volume, facts: DeviceFacts, page: DirectoryPag
         if binding is not None and binding.handle and binding.handle != page.directory.handle:
             return None
     return ino
-
-
-def find(
-    draft: Snapshot, facts: DeviceFacts, directory: int, segment: bytes, kind: int
-) -> Known | None:
-    """What a backend is known to have under a segment (in a tree of any type)."""
-    as_it_is = plain(segment) or show(
-        segment, dialect=facts.dialect, at_root=directory == ROOT_INO
-    ) == (segment,)
-    if as_it_is:
-        value = draft.get(dentry_prefix(directory) + segment)
-        if value is not None:
-            candidates = decode_candidates(value)
-            for at in range(1, len(candidates), 3):
-                if candidates[at] == facts.id and (
-                    not facts.flat or (candidates[at + 2] == _DIRECTORY) == (kind == _DIRECTORY)
-                ):
-                    return Known(
-                        directory, segment, candidates[at + 1], candidates[at + 2], segment
-                    )
-        if not facts.flat or kind == _DIRECTORY:
-            return None  # only an object may stand elsewhere: beside its prefix
-    value = draft.get(odd_key(facts.id, directory, sort_key(segment, kind, facts.flat)))
-    if value is None:
-        return None
-    odd = decode_odd(value)
-    return Known(odd.parent, odd.name, odd.ino, odd.type, odd.segment)
 
 
 class Merge:
@@ -506,8 +470,19 @@ class Merge:
             self.draft.put_inode(ino, record)
             self.draft.note(ino)
             self._place(ino, _DIRECTORY, binding.segment, names)
+            self._return_to(ino)
             return True
         return False
+
+    def _return_to(self, ino: int) -> None:
+        """The backend had the merged directory before, and what it had there is not dropped yet:
+        that counts again until the directory is listed."""
+        key = orphan_key(0, ino, self.device)
+        if self.draft.get(key) is not None:
+            self.draft.put(key, None)
+            before = Merge(self.draft, self.view.volume, self.facts, ino, self.as_of_ns)
+            before.delta = len(before._known_range(b"", b""))
+            before._count()
 
     def _adopt(self, binding: Binding, entry: ObjectStat, names: tuple[bytes, ...]) -> bool:
         """Find an entry's inode by its identity: it was renamed, or has another name besides."""
@@ -684,67 +659,11 @@ class Merge:
         self.delta -= 1
         if record is not None:
             unbind(
-                self.draft, self.view.volume, known.ino, record, self.device, self.directory,
+                self.draft, known.ino, record, self.device, self.directory,
                 known.segment, self.as_of_ns,
             )  # fmt: skip
         if self.flat and known.type == _DIRECTORY:
             self._flips.append(known.segment)
-
-
-def unbind(
-    draft: Draft,
-    volume: Volume,
-    ino: int,
-    record: Inode,
-    device: int,
-    directory: int,
-    segment: bytes,
-    now_ns: int,
-) -> None:
-    """Take one native place from an inode, and the inode away with its last one."""
-    kept: list[Binding] = []
-    lost: Binding | None = None
-    for binding in record.bindings:
-        if (
-            lost is None
-            and binding.device == device
-            and binding.directory == directory
-            and binding.segment == segment
-        ):
-            lost = binding
-        else:
-            kept.append(binding)
-    if lost is None:
-        return
-    draft.note(ino)
-    is_directory = record.type == _DIRECTORY
-    if kept:
-        identity = record.identity
-        if is_directory and identity:
-            key = identity_key(device, identity)
-            if draft.get(key) == ino.to_bytes(8, "big"):
-                draft.put(key, None)
-                identity = b""  # it was this backend's
-        record = msgspec.structs.replace(
-            record, bindings=tuple(kept), identity=identity, change=record.change + 1
-        )
-        draft.put_inode(ino, record)
-        if is_directory:  # what this backend had in a merged directory is hidden at once
-            draft.put(coverage_key(ino, device), None)
-            draft.put(orphan_key(0, ino, device), b"\1")
-            draft.note(0)
-        return
-    if record.identity and not record.flags & FLAG_HIDDEN_IDENTITY:
-        record = msgspec.structs.replace(record, bindings=(), change=record.change + 1)
-        draft.put_inode(ino, record)
-        if lost.handle:
-            draft.put(former_key(ino), directory.to_bytes(8, "big") + lost.handle)
-        draft.put(orphan_key(now_ns // 1_000_000_000, ino, device), b"\1")
-    elif is_directory:
-        draft.put_inode(ino, msgspec.structs.replace(record, bindings=()))
-        draft.put(orphan_key(0, ino, device), b"\1")
-    else:
-        draft.put(inode_key(ino), None)
 
 
 def _shared(record: Inode) -> bool:

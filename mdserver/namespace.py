@@ -473,8 +473,8 @@ class Namespace:
         with self._store.snapshot() as snapshot:
             if next(iter(snapshot.range(b"O", b"P")), None) is None:
                 return False
-        volume, now_ns = self._volume, self._clock.time_ns()
-        return bool(await self._submit(lambda view: reap(view, volume, now_ns)))
+        now_ns = self._clock.time_ns()
+        return bool(await self._submit(lambda view: reap(view, now_ns)))
 
 
 class _Viewing:

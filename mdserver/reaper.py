@@ -7,9 +7,10 @@ a vanished tree of millions delays nobody.
 from __future__ import annotations
 
 from hsfs.core.types import FileType
-from hsfs.mdserver.assimilate import unbind
 from hsfs.mdserver.draft import Draft
+from hsfs.mdserver.places import unbind
 from hsfs.mdserver.schema import (
+    FLAG_HIDDEN_IDENTITY,
     SYNTHETIC,
     Inode,
     after_prefix,
@@ -28,14 +29,13 @@ from hsfs.mdserver.schema import (
 )
 from hsfs.mdserver.store import Changes, Snapshot
 from hsfs.mdserver.tree import binding_of
-from hsfs.mdserver.volume import Volume
 
 GRACE_S = 3600  # how long a renamed file may stay unseen under its new name and keep its inode
 STEP = 1000  # children per transaction
 _DIRECTORY = int(FileType.DIRECTORY)
 
 
-def reap(snapshot: Snapshot, volume: Volume, now_ns: int, grace_s: int = GRACE_S) -> Changes:
+def reap(snapshot: Snapshot, now_ns: int, grace_s: int = GRACE_S) -> Changes:
     """One step; the result says whether there is more to do now."""
     draft = Draft(snapshot)
     limit = max(1, now_ns // 1_000_000_000 - grace_s)
@@ -53,11 +53,12 @@ def reap(snapshot: Snapshot, volume: Volume, now_ns: int, grace_s: int = GRACE_S
             draft.put(key, None)  # found again, or gone already
             continue
         if record.type == _DIRECTORY:
-            budget -= _drop_children(draft, volume, ino, record, device, now_ns, budget)
+            budget -= _drop_children(draft, ino, record, device, now_ns, budget)
             if budget <= 0:
                 more = True
                 break
-        if not record.bindings:
+        orphan = record.identity and not record.flags & FLAG_HIDDEN_IDENTITY
+        if not record.bindings and (time_s or not orphan):  # an orphan has its own entry
             _drop_inode(draft, ino, record, device)
         draft.put(key, None)
     # Directories below dropped ones have come in line.
@@ -80,7 +81,7 @@ def _drop_inode(draft: Draft, ino: int, record: Inode, device: int) -> None:
 
 
 def _drop_children(
-    draft: Draft, volume: Volume, ino: int, record: Inode, device: int, now_ns: int, budget: int
+    draft: Draft, ino: int, record: Inode, device: int, now_ns: int, budget: int
 ) -> int:
     """Take away what the device had in the directory; how many children that were (at least
     `budget` when there may be more)."""
@@ -93,7 +94,7 @@ def _drop_children(
         if count >= budget:
             return count
         count += 1
-        _drop_dentry(draft, volume, key, candidates, ino, key[len(prefix) :], device, now_ns)
+        _drop_dentry(draft, key, candidates, ino, key[len(prefix) :], device, now_ns)
     low = odd_prefix(device, ino)
     for key, value in draft.range(low, after_prefix(low)):
         if count >= budget:
@@ -105,14 +106,13 @@ def _drop_children(
         found = draft.get(dentry)
         if found is not None:
             candidates = decode_candidates(found)
-            _drop_dentry(draft, volume, dentry, candidates, ino, odd.segment, device, now_ns)
+            _drop_dentry(draft, dentry, candidates, ino, odd.segment, device, now_ns)
         _drop_piece(draft, odd.parent, ino)
     return count
 
 
 def _drop_dentry(
     draft: Draft,
-    volume: Volume,
     key: bytes,
     candidates: tuple[int, ...],
     directory: int,
@@ -131,7 +131,7 @@ def _drop_dentry(
             record = decode_inode(value)
             for binding in record.bindings:
                 if binding.device == device and binding.directory == directory:
-                    unbind(draft, volume, child, record, device, directory, binding.segment, now_ns)
+                    unbind(draft, child, record, device, directory, binding.segment, now_ns)
                     break
     draft.put(key, encode(tuple(kept)) if len(kept) > 1 else None)
 

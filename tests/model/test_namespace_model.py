@@ -153,8 +153,8 @@ class NamespaceMachine(RuleBasedStateMachine):
             self.runner.close()
 
     def reap(self, **grace):
-        volume, now_ns = self.namespace._volume, self.clock.time_ns()
-        return lambda view: reap(view, volume, now_ns, **grace)
+        now_ns = self.clock.time_ns()
+        return lambda view: reap(view, now_ns, **grace)
 
     # Native changes
 
@@ -314,8 +314,9 @@ class NamespaceMachine(RuleBasedStateMachine):
             before = self.kept.get(thing)
             if before is not None and thing not in self.broken_keys:
                 assert ino == before, thing
+        existing = self.existing()
         for thing, ino in self.kept.items():
-            if thing not in found:
+            if thing not in existing:  # not only hidden by another backend's name
                 self.inos[ino] = ("gone", thing)
         self.kept = found
         self.broken_keys.clear()
@@ -328,6 +329,13 @@ class NamespaceMachine(RuleBasedStateMachine):
             merged.append((3, self.root, b"m/"))
         tree[b"m"] = ("d", expected(merged))
         return tree
+
+    def existing(self):
+        """All files that the sources hold, seen or hidden."""
+        files = {(2, key) for key in self.flat.objects} | {(3, key) for key in self.root.objects}
+        for at, name in self.tree.files():
+            files.add((1, self.tree.describe(name, name, at.children[name]).identity))
+        return files
 
     async def whole(self, ino, found):
         out = {}
