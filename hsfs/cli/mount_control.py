@@ -326,8 +326,12 @@ class MountControl:
         async with _telling(progress, run.json):
             for path in self._paths(args):
                 ino = Ino((await self._resolve(path)).attributes.ino)
-                run.entries += await self._mds.refresh(ino, recursive)
-                self._vfs.inodes.expire(ino)
+                try:
+                    run.entries += await self._mds.refresh(ino, recursive)
+                except NotFound:
+                    raise NotFound(path, "is not there any more: its source was asked") from None
+                finally:
+                    self._vfs.inodes.expire(ino)
         return run.json()
 
     # --- warmup, evict ---------------------------------------------------------------------------
