@@ -85,6 +85,7 @@ class OpenFile:
         "doomed",
         "fd",
         "file",
+        "filling",
         "fresh",
         "full_charge",
         "hashes",
@@ -121,6 +122,7 @@ class OpenFile:
         self.present = 0  # blocks in state RIGHT or UNPROVEN
         self.spoiled: set[int] = set()  # missing blocks whose bytes are on disk all the same
         self.hashes = BlockHashes(self.blocks, self._segment)
+        self.filling = 0  # fills that write
         # Descriptor (guarded by the table's lock)
         self.fd = -1
         self.users = 0
@@ -135,7 +137,8 @@ class OpenFile:
         self.fresh = True  # to be created
         self.writable = True
         self.inode: tuple[int, int] | None = None
-        self.stat: tuple[int, int, int] | None = None  # size, mtime, ctime after the last write
+        # Size, mtime and ctime after our last write; None: not known, so not to be trusted.
+        self.stat: tuple[int, int, int] | None = None
 
     # -- the file on disk
 
@@ -164,6 +167,8 @@ class OpenFile:
             self.drop(0, self.blocks)
             self.inode = None
             raise Corrupt(self.what, "the cache file was replaced")
+        else:
+            self._notice_change(found)
         return fd
 
     def _reopen(self) -> int:
@@ -186,7 +191,7 @@ class OpenFile:
         """Note the cache file's own attributes, after a write and before its record."""
         found = os.fstat(fd)
         self.inode = (found.st_dev, found.st_ino)
-        self.stat = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        self.stat = _stat_of(found)
         return found
 
     @property
@@ -274,25 +279,39 @@ class OpenFile:
                 self.spoiled.difference_update(range(first, last))
 
     def drop(self, first: int, last: int) -> None:
-        """Blocks [first, last) are not what they should be: missing from now on."""
+        """Blocks [first, last) are not what they should be: missing from now on, and all others
+        are to be proven before they are used again."""
         with self.lock:
+            self._distrust()
             for index in range(first, last):
                 state = self.states[index]
                 if state == MISSING:
                     continue
                 self.states[index] = MISSING
                 self.present -= 1
-                self.right -= state == RIGHT
                 self.spoiled.add(index)
         self.keeper.changed(self)
+
+    def _distrust(self) -> None:
+        """Somebody else changed the file: nothing of it is believed unproven. Locked."""
+        self.states = bytearray(self.states.replace(b"\1", b"\2"))
+        self.right = 0
+        self.stat = None
+
+    def _notice_change(self, found: os.stat_result) -> None:
+        """Somebody else changed the file if it is not as our last write left it."""
+        if self.stat not in (None, _stat_of(found)):
+            with self.lock:
+                self._distrust()
+            self.keeper.changed(self)
 
     def _spoil(self, first: int, last: int) -> None:
         """A write of these missing blocks may have happened in part."""
         with self.lock:
             self.spoiled.update(i for i in range(first, last) if not self.states[i])
 
-    def prove(self, index: int, fd: int) -> None:
-        """Check an unproven block against its hash. Raises Corrupt, the block dropped."""
+    def prove(self, index: int, fd: int) -> bool:
+        """Check an unproven block against its hash; false, the block dropped, if it is wrong."""
         extent = blocks.block_extent(index, self.size)
         with self.lock:
             digest = self.hashes.get(index)
@@ -301,15 +320,16 @@ class OpenFile:
             data = pread_full(fd, extent.length, extent.offset)
         if len(data) != extent.length or not matches(data, digest):
             self.drop(index, index + 1)
-            raise Corrupt(self.what, f"block {index} does not match its hash")
+            return False
         with self.lock:
             if self.states[index] != UNPROVEN:
-                return
+                return self.states[index] == RIGHT
             self.states[index] = RIGHT
             self.right += 1
             proven = self.right == self.blocks
         if proven:
             self.keeper.changed(self)
+        return True
 
     # -- filling
 
@@ -331,14 +351,19 @@ class OpenFile:
                     raise CacheUnavailable(self.what, "the cache file can't be written")
                 buffer = keeper.buffers.take()
                 try:
+                    with self.lock:
+                        alone = not self.filling
+                        self.filling += 1
+                    if alone and self.present:
+                        # A cut-off tail would turn into zeros with the write.
+                        self._notice_change(os.fstat(fd))
                     for a, b in runs:
                         self._fill_run(fd, buffer, a, b, read)
                 finally:
                     keeper.buffers.give(buffer)
-                if self.present == self.blocks:
                     self.take_stat(fd)
-                else:
-                    self.stat = None
+                    with self.lock:
+                        self.filling -= 1
             finally:
                 keeper.descriptors.release(self)
         finally:
@@ -428,12 +453,7 @@ class OpenFile:
         fd = descriptors.acquire(self)
         try:
             if self.right != self.blocks:
-                for index in range(first, last):
-                    state = self.states[index]
-                    if state == UNPROVEN:
-                        self.prove(index, fd)
-                    elif state == MISSING:
-                        raise Corrupt(self.what, f"block {index} is not in the cache")
+                self._prove_all(first, last, fd)
             try:
                 data = pread_full(fd, length, offset)
             except OSError as error:
@@ -445,6 +465,17 @@ class OpenFile:
             self.drop((offset + len(data)) // BLOCK_SIZE, self.blocks)
             raise Corrupt(self.what, "the cache file is shorter than it was")
         return data
+
+    def _prove_all(self, first: int, last: int, fd: int) -> None:
+        """All wrong blocks are found before the first is complained of: one refetch mends all."""
+        wrong = [
+            index
+            for index in range(first, last)
+            if self.states[index] == MISSING
+            or (self.states[index] == UNPROVEN and not self.prove(index, fd))
+        ]
+        if wrong:
+            raise Corrupt(self.what, f"block {wrong[0]} is missing or does not match its hash")
 
 
 class Handle:
@@ -487,6 +518,10 @@ class Handle:
         if not self._released:
             self._released = True
             self._open.keeper.unpin(self._open)
+
+
+def _stat_of(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def charge_for(size: int) -> int:

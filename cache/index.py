@@ -273,6 +273,10 @@ class Index:
             return None
         return raw[_FRAME.size :]
 
+    def recorded(self, key: bytes) -> bool:
+        """Whether the log knows the key."""
+        return self.entries.get(key, 0) >> 33 != NO_OFFSET
+
     def set_charge(self, key: bytes, units: int) -> None:
         """What a key's entry stands for from now on, whatever its record says."""
         packed = self.entries.get(key)

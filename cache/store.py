@@ -220,10 +220,11 @@ class DiskStore:
         self._thread.join()
         with self._lock:
             held = [*self._files.values(), *self._doomed]
-        for state in held:
-            self._note_stat(state)
         index, slot = self._index, self._slot
         if index is not None and not self._trouble and self._loaded.is_set():
+            for state in held:
+                if not index.recorded(state.key):
+                    self.changed(state)
             with contextlib.suppress(HsfsError, OSError):
                 self._record_changes()
                 index.append([CLEAN_FRAME])
@@ -366,24 +367,8 @@ class DiskStore:
         state.pins += 1
         return Handle(state)
 
-    def _note_stat(self, state: OpenFile) -> None:
-        """Before a partial file is left: its attributes go into its record."""
-        if state.stat is not None or state.doomed:
-            return
-        with contextlib.suppress(OSError, HsfsError):
-            fd = self.descriptors.acquire(state, wait=False)
-            if fd < 0:
-                return
-            try:
-                state.take_stat(fd)
-            finally:
-                self.descriptors.release(state)
-            self.changed(state)
-
     def unpin(self, file: OpenFile) -> None:
         """See Keeper.unpin."""
-        if file.stat is None and file.pins == 1:
-            self._note_stat(file)
         trimmed = False
         with self._lock:
             file.pins -= 1
@@ -418,6 +403,10 @@ class DiskStore:
         if state.pins or state.dirty or state.fd >= 0 or self._files.get(key) is not state:
             return
         if self._index is not None:
+            if not self._index.recorded(key):  # made, and never filled
+                state.dirty = True
+                self._dirty[key] = state
+                return
             self._index.set_charge(key, state.reserved // UNIT)
         del self._files[key]
 
