@@ -94,7 +94,7 @@ class FlatLister(Protocol):
 
 
 class Announcer(Protocol):
-    """Optional power (`caps.announces`): fetch a range by one request though it is read in pieces."""
+    """Optional power (`caps.announces`): one request for a range that is read in pieces."""
 
     def announce(self, place: Place, extent: Extent, /) -> None:
         """A hint, any thread: `read_into` is about to be called for the whole extent, in order and
