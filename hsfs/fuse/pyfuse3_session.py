@@ -25,7 +25,6 @@ import json
 import logging
 import os
 import stat
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -48,6 +47,7 @@ from hsfs.core.errors import (
     Unavailable,
 )
 from hsfs.core.types import FileType, Ino, Name, Node
+from hsfs.fuse.heap import give_back, keep_reply_buffers
 from hsfs.fuse.notify import Notifier
 from hsfs.fuse.options import MountOptions
 from hsfs.fuse.serving import Latch, Loop, Resume, Serving, next_request, suspended
@@ -75,7 +75,7 @@ _QUIET = (NotFound, NoAttribute, StaleHandle, StaleVersion, Interrupted)
 _HIDDEN_INO = 1 << 63  # `.hsfs`, then its files
 _HIDDEN_NAME = b".hsfs"
 _COOKIE_BITS = 12
-_SWITCH_S = 0.0005
+_IDLE_S = 5.0
 
 
 def replying(
@@ -525,26 +525,34 @@ async def serve(
             pyfuse3.init(operations, path, _mount_options(options))
         except RuntimeError as error:
             raise Unavailable(path, f"mounting failed: {error}") from error
-        interval = sys.getswitchinterval()
         notifier = Notifier(_tell)
-        try:
-            with _DrivenByHand():
-                serving = Serving(_new_fd(before), _session_loop, end)
-                operations.in_flight = lambda: serving.in_flight
-                try:
-                    # Requests wake a thread that needs the GIL: the default of 5 ms is an age.
-                    sys.setswitchinterval(_SWITCH_S)
-                    await nursery.start(vfs.run, notifier.put)
-                    serving.start()
-                    _raise_read_ahead(path, options.read_ahead)
-                    ready()
-                    await ended.wait()
-                finally:
-                    vfs.close()
-                    _finish(path, serving, notifier, grace_s)
-        finally:
-            sys.setswitchinterval(interval)
+        with _DrivenByHand():
+            serving = Serving(_new_fd(before), _session_loop, end)
+            operations.in_flight = lambda: serving.in_flight
+            try:
+                keep_reply_buffers()
+                await nursery.start(vfs.run, notifier.put)
+                nursery.start_soon(_trim_when_idle, vfs)
+                serving.start()
+                _raise_read_ahead(path, options.read_ahead)
+                ready()
+                await ended.wait()
+            finally:
+                vfs.close()
+                _finish(path, serving, notifier, grace_s)
         nursery.cancel_scope.cancel()
+
+
+async def _trim_when_idle(vfs: Vfs) -> None:
+    """Give memory back once after each burst of reads."""
+    before, trimmed = 0, 0
+    while True:
+        await trio.sleep(_IDLE_S)
+        reads = vfs.counters.reads
+        if reads == before and reads != trimmed:
+            trimmed = reads
+            await trio.to_thread.run_sync(give_back, abandon_on_cancel=True)
+        before = reads
 
 
 def _absolute(mountpoint: str | os.PathLike[str]) -> str:

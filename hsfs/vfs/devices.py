@@ -33,6 +33,7 @@ class DeviceState:
         "backend",
         "bytes_per_s",
         "device",
+        "latency_s",
         "patient",
         "pool",
         "progress",
@@ -51,6 +52,7 @@ class DeviceState:
         self.patient = False
         self.progress = clock()
         self.bytes_per_s = 0.0
+        self.latency_s = 0.0  # of small reads
         self.state = "unknown"
         self.why = ""
         self._ill_until = 0.0
@@ -83,6 +85,8 @@ class DeviceState:
                 self.bytes_per_s += (pace - self.bytes_per_s) * _SMOOTHING
             else:
                 self.bytes_per_s = pace
+        else:
+            self.latency_s += (seconds - self.latency_s) * _SMOOTHING
         if self.state == "ok":
             return False
         self.state = "ok"

@@ -23,6 +23,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import cast
 
 from hsfs.core.errors import (
     CacheUnavailable,
@@ -38,7 +40,7 @@ from hsfs.core.errors import (
     Unavailable,
 )
 from hsfs.core.placement import plan
-from hsfs.core.ports import CachedFile, ChunkStore
+from hsfs.core.ports import Announcer, CachedFile, ChunkStore
 from hsfs.core.types import Extent, FileVersion, Ino, Node, Replica, Version
 from hsfs.vfs.contents import Content, Data, Done, Fetch, Waiter
 from hsfs.vfs.counters import Counters
@@ -51,7 +53,9 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 3
 _AROUND_S = 5.0
 _LOCAL_THREADS = 4
-_SIBLINGS_PER_JOB = 4
+_BATCH = 8  # small files of one job, while they come fast
+_BATCH_S = 0.01
+_PIECE = 1 << 20  # what `fill` asks for at a time
 
 Revalidate = Callable[[Ino, Version], Node]
 
@@ -289,6 +293,7 @@ class Reader:
                 raise StaleVersion("", "the source holds another version now")
             cached = self._create(content)
             for hole in cached.missing(fetch.extent):
+                self._announce(fetch.replicas[0], hole)
                 cached.fill(hole, read)
         except (NoSpace, CacheUnavailable) as trouble:
             if content.around_until <= self._clock():
@@ -468,15 +473,22 @@ class Reader:
             else:
                 remote.setdefault(node.replicas[0].device, []).append(content)
         self._counters.siblings_fetched += begun
-        self._submit_batches(self._local, local)
-        for contents in remote.values():
-            self._submit_batches(self._pool(contents[0].replicas), contents)
+        if local:
+            self._submit_batches(self._local, local, _BATCH)
+        for device, contents in remote.items():
+            # Near sources: few threads, as each more costs switches between them. Far ones: one
+            # file per thread, as it is the round trip that costs.
+            latency_s = 0.0
+            with suppress(Unavailable):
+                latency_s = self._devices.state(device).latency_s
+            batch = _BATCH if latency_s * _BATCH <= _BATCH_S else max(1, int(_BATCH_S / latency_s))
+            self._submit_batches(self._pool(contents[0].replicas), contents, batch)
         return begun
 
-    def _submit_batches(self, pool: Pool | None, contents: list[Content]) -> None:
+    def _submit_batches(self, pool: Pool | None, contents: list[Content], size: int) -> None:
         since = self._clock()
-        for start in range(0, len(contents), _SIBLINGS_PER_JOB):
-            batch = contents[start : start + _SIBLINGS_PER_JOB]
+        for start in range(0, len(contents), size):
+            batch = contents[start : start + size]
 
             def job(batch: list[Content] = batch) -> None:
                 for content in batch:
@@ -623,6 +635,15 @@ class Reader:
                 self._pause(pause_s)
                 pause_s = min(pause_s * 2, 5.0)
                 since = self._clock()
+
+    def _announce(self, replica: Replica, extent: Extent) -> None:
+        """Tell the backend that it will be asked for all of `extent`, piece by piece."""
+        if extent.length <= _PIECE:
+            return
+        with suppress(Unavailable):
+            backend = self._devices.state(replica.device).backend
+            if backend.caps.announces:
+                cast("Announcer", backend).announce(replica.place, extent)
 
     def _is_patient(self, replica: Replica) -> bool:
         try:
