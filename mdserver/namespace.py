@@ -343,7 +343,7 @@ class Namespace:
             record = view.directory(parent)
             owner, owner_record, pieces = view.owner(parent, record)
             candidates = view.candidates(parent, name)
-            shown = view.winner(candidates, view.devices(owner_record))
+            shown = view.shown(name, candidates, view.devices(owner_record))
             answer = Answer(self._clock.time_ns(), known=shown is not None)
             if SYNTHETIC not in candidates[1::3]:  # what hsfs made is there in any case
                 self._judge.name(view, answer, owner, owner_record, (*pieces, name), asked_ns)

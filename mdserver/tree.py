@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hsfs.core.errors import NotADirectory, NotFound
+from hsfs.core.names import PIECE_LEAD
 from hsfs.core.types import (
     NAME_MAX,
     ROOT_INO,
@@ -96,6 +97,19 @@ class View:
         value = self.get(dentry_prefix(parent) + name)
         return () if value is None else decode_candidates(value)
 
+    def shown(
+        self, name: bytes, candidates: tuple[int, ...], devices: frozenset[int]
+    ) -> tuple[int, int] | None:
+        """(ino, type) of what has the name: the winner, but no `%~+` directory whose files have all
+        lost their backend."""
+        found = self.winner(candidates, devices)
+        if found is not None and name.startswith(PIECE_LEAD) and not self._used(found[0], devices):
+            return None
+        return found
+
+    def _used(self, piece: int, devices: frozenset[int]) -> bool:
+        return any(True for _ in self.children(piece, b"", b"", devices))
+
     def winner(
         self, candidates: tuple[int, ...], devices: frozenset[int]
     ) -> tuple[int, int] | None:
@@ -121,7 +135,7 @@ class View:
         candidates = self.candidates(parent, name)
         if not candidates:
             return None
-        return self.winner(candidates, self.devices(self.owner(parent, record)[1]))
+        return self.shown(name, candidates, self.devices(self.owner(parent, record)[1]))
 
     def children(
         self, parent: int, after: bytes, upto: bytes, devices: frozenset[int]
@@ -143,7 +157,7 @@ class View:
             after = b""
         first = prefix + after + b"\0" if after else low
         for key, value in self.snapshot.range(first, end):
-            shown = self.winner(decode_candidates(value), devices)
+            shown = self.shown(key[skip:], decode_candidates(value), devices)
             if shown is not None:
                 yield key[skip:], shown[0]
 
