@@ -39,3 +39,8 @@ class Buffers:
             if len(self._free) < IDLE_MAX:
                 self._free.append(buffer)
         self._permits.release()
+
+    def clear(self) -> None:
+        """Free the idle buffers."""
+        with self._lock:
+            self._free.clear()

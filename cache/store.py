@@ -32,9 +32,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hsfs.cache.adoption import adopt
 from hsfs.cache.buffers import Buffers
 from hsfs.cache.descriptors import Descriptors
-from hsfs.cache.directory import Slot, key_from_name, key_of
+from hsfs.cache.directory import Slot, key_of
 from hsfs.cache.eviction import Sieve
 from hsfs.cache.file import MISSING, Handle, OpenFile
 from hsfs.cache.index import (
@@ -47,7 +48,6 @@ from hsfs.cache.index import (
     Start,
     charge_of,
     encode_record,
-    start_frame,
 )
 from hsfs.core.blocks import block_count
 from hsfs.core.errors import CacheUnavailable, Corrupt, HsfsError, NoSpace, Unsupported
@@ -64,7 +64,6 @@ EVICT_STEP = 256
 CLOSE_WAIT_S = 1.0
 FULL_SHOWN_S = 10.0
 DISK_ROOM = 16 << 20  # evicted at least when the disk itself is full
-_UNKNOWN_BOOT = b""
 
 
 def open_store(
@@ -136,7 +135,7 @@ class DiskStore:
         # Written by one thread at a time, read by all
         self._trouble = ""
         self._disk_full_until = 0.0
-        self._start = Start(0, 0, _UNKNOWN_BOOT)
+        self._start = Start(0, 0, b"")
         self._retired: list[Slot] = []
         self._below: int | None = None  # see Slot.acquire
         self._take_slot()
@@ -231,6 +230,7 @@ class DiskStore:
                 index.sync()
         for state in held:
             self.descriptors.drop(state, CLOSE_WAIT_S)
+        self.buffers.clear()
         if index is not None:
             index.close()
         for old in [*self._retired, slot]:
@@ -710,15 +710,10 @@ class DiskStore:
         index, slot = self._index, self._slot
         if index is None or slot is None:
             return
-        loaded = index.load()
-        boot = _boot_id()
-        last = loaded.start or Start(0, 0, _UNKNOWN_BOOT)
-        run = last.run + 1
-        kept = loaded.clean and last.boot == boot != _UNKNOWN_BOOT
-        self._start = Start(run, last.floor if kept and last.floor else run, boot)
-        index.append([start_frame(self._start)])
-        if not loaded.clean and not self._sweep(index, slot):
+        start = adopt(index, slot, lambda: self._stop)
+        if start is None:
             return
+        self._start = start
         used = 0
         for key, packed in index.entries.items():
             self._sieve.add(key)
@@ -729,25 +724,6 @@ class DiskStore:
         with self._evicting:
             self._remove(self._victims(self._used - self._size))
         slot.remove_idle()
-
-    def _sweep(self, index: Index, slot: Slot) -> bool:
-        """Make names and records agree after an unclean stop; nothing is created meanwhile. False
-        when the store closes before it is done."""
-        seen = set()
-        for path, name in slot.names():
-            key = key_from_name(name)
-            if key is not None and key in index.entries:
-                seen.add(key)
-            else:
-                slot.remove_path(path)
-            if self._stop:
-                return False
-        lost = [key for key in index.entries if key not in seen]
-        with self._lock:
-            for key in lost:
-                index.forget(key)
-        index.append([Frame(Kind.DROP, key, 0, b"") for key in lost])
-        return True
 
     def _record_changes(self) -> None:
         """Append what changed to the log. Raises CacheUnavailable; what failed stays to do."""
@@ -820,10 +796,3 @@ def _explain(error: OSError) -> str:
         errno.EDQUOT: "the disk quota is used up",
     }
     return words.get(error.errno or 0, error.strerror or str(error))
-
-
-def _boot_id() -> bytes:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
-    except OSError:
-        return _UNKNOWN_BOOT

@@ -28,6 +28,9 @@ SIZE = 64 << 20
 WAIT_S = 60
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems")
+needs_loop = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/loop-control"), reason="needs loop devices"
+)
 
 
 @pytest.fixture
@@ -453,7 +456,7 @@ def ext4(directory, options):
         yield disk
 
 
-@needs_root
+@needs_loop
 def test_a_file_system_that_turns_read_only(directory, opened):
     """What the kernel does to a cache disk with errors."""
     with ext4(directory, "errors=remount-ro") as disk:
@@ -471,7 +474,7 @@ def test_a_file_system_that_turns_read_only(directory, opened):
         store.close()
 
 
-@needs_root
+@needs_loop
 def test_a_disk_that_fails(directory, opened):
     """After a shutdown of the file system every access is an I/O error."""
     with ext4(directory, "errors=continue") as disk:
