@@ -343,7 +343,7 @@ class Namespace:
             record = view.directory(parent)
             owner, owner_record, pieces = view.owner(parent, record)
             candidates = view.candidates(parent, name)
-            shown = view.shown(name, candidates, view.devices(owner_record))
+            shown = view.shown(name, candidates, view.devices(owner, owner_record))
             answer = Answer(self._clock.time_ns(), known=shown is not None)
             if SYNTHETIC not in candidates[1::3]:  # what hsfs made is there in any case
                 self._judge.name(view, answer, owner, owner_record, (*pieces, name), asked_ns)
@@ -412,7 +412,7 @@ class Namespace:
                 answer.bound(known_since(coverage, reached or b""), facts.freshness_ns)
             if waiting and (not all(bounds) or after.startswith(b"%~")):
                 return waiting
-            devices = view.devices(owner_record)
+            devices = view.devices(owner, owner_record)
             entries_out: list[Entry] = []
             more = bool(waiting)
             stale = any(settled.values())
@@ -437,7 +437,8 @@ class Namespace:
         are not)."""
         with self._view() as view:
             record = view.directory(directory)
-            devices = view.devices(view.owner(directory, record)[1])
+            owner, owner_record, _ = view.owner(directory, record)
+            devices = view.devices(owner, owner_record)
             return [
                 (child, not found.flags & FLAG_PIECE)
                 for _, child in view.children(directory, b"", b"", devices)

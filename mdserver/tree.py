@@ -87,10 +87,15 @@ class View:
         pieces.reverse()
         return ino, record, tuple(pieces)
 
-    def devices(self, owner: Inode) -> frozenset[int]:
-        """Whose candidates count in a directory."""
-        active = self.volume.active
-        return frozenset([SYNTHETIC, *(b.device for b in owner.bindings if b.device in active)])
+    def devices(self, ino: int, owner: Inode) -> frozenset[int]:
+        """Whose candidates count in a directory: those of backends that have it, and all above
+        it."""
+        out = [SYNTHETIC]
+        for binding in owner.bindings:
+            facts = self.volume.get(binding.device)
+            if facts is not None and self.directory_key(facts, ino) is not None:
+                out.append(binding.device)
+        return frozenset(out)
 
     def candidates(self, parent: int, name: bytes) -> tuple[int, ...]:
         """(1, device, ino, type, ...); empty when nothing has the name."""
@@ -135,7 +140,8 @@ class View:
         candidates = self.candidates(parent, name)
         if not candidates:
             return None
-        return self.shown(name, candidates, self.devices(self.owner(parent, record)[1]))
+        owner, owner_record, _ = self.owner(parent, record)
+        return self.shown(name, candidates, self.devices(owner, owner_record))
 
     def children(
         self, parent: int, after: bytes, upto: bytes, devices: frozenset[int]

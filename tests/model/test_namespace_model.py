@@ -421,7 +421,7 @@ class NamespaceMachine(RuleBasedStateMachine):
                         now = (record.change, record.version)
                     elif key[0] == "list":
                         record = view.directory(key[1])
-                        devices = view.devices(view.owner(key[1], record)[1])
+                        devices = view.devices(*view.owner(key[1], record)[:2])
                         now = sorted(n for n, _ in view.children(key[1], b"", b"", devices))
                     else:
                         child = view.child(*key)
