@@ -73,7 +73,20 @@ class View:
         record = self.require(ino)
         if record.type != _DIRECTORY:
             raise NotADirectory(f"inode {ino}")
+        if not self._stands(ino, record):
+            raise NotFound(f"inode {ino}")
         return record
+
+    def _stands(self, ino: int, record: Inode) -> bool:
+        """Whether a directory still has a place: hsfs made it, or a backend has it and all above
+        it."""
+        for binding in record.bindings:
+            if binding.device == SYNTHETIC:
+                return True
+            facts = self.volume.get(binding.device)
+            if facts is not None and self.directory_key(facts, ino) is not None:
+                return True
+        return False
 
     def owner(self, ino: int, record: Inode) -> tuple[int, Inode, tuple[bytes, ...]]:
         """The directory whose long names a `%~+` directory holds (itself if it is none), and the
@@ -297,6 +310,8 @@ class View:
         parent = 0
         mode, nlink = record.mode, record.nlink
         if kind is FileType.DIRECTORY:
+            if not self._stands(ino, record):
+                raise NotFound(f"inode {ino}")
             found = self.location(record)
             parent = found[0] if found is not None else int(ROOT_INO)
             nlink = 1  # `find` then counts no subdirectories

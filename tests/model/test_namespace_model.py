@@ -418,6 +418,7 @@ class NamespaceMachine(RuleBasedStateMachine):
                     if isinstance(key, int):
                         record = view.require(key)
                         view.path(key)
+                        view.node(key, record, 0, 0.0)
                         now = (record.change, record.version)
                     elif key[0] == "list":
                         record = view.directory(key[1])
