@@ -80,6 +80,8 @@ class View:
     def _stands(self, ino: int, record: Inode) -> bool:
         """Whether a directory still has a place: hsfs made it, or a backend has it and all above
         it."""
+        if record.flags & FLAG_PIECE:
+            ino, record, _ = self.owner(ino, record)
         for binding in record.bindings:
             if binding.device == SYNTHETIC:
                 return True
