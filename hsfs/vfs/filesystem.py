@@ -265,6 +265,7 @@ class Vfs:
             **self._reader.usage(),
             "handles": len(self.files),
             "inodes": len(self.inodes),
+            "held_by_kernel": self.inodes.held_by_kernel,
             "nodes": self.inodes.cached,
         }
         result["devices"] = {

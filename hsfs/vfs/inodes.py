@@ -99,6 +99,12 @@ class Inodes:
         """Number of nodes held."""
         return len(self._cached)
 
+    @property
+    def held_by_kernel(self) -> int:
+        """Number of inodes that the kernel holds references to."""
+        with self._lock:
+            return sum(inode.lookups > 0 for inode in self._inodes.values())
+
     # -- reading ---------------------------------------------------------------------------------
 
     def get(self, ino: int) -> Inode | None:

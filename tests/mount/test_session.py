@@ -307,3 +307,32 @@ def test_reopening_a_cached_file_after_a_restart_reads_no_source(source, tmp_pat
     with mounted(source, cache=str(cache)) as mount:
         assert (mount.mountpoint / "big").read_bytes() == BIG
         assert mount.stats()["gate"][1] == 0
+
+
+def test_lookup_counts_are_exact(source):
+    with mounted(source) as mount:
+        for _ in range(3):
+            subprocess.run(
+                ["find", str(mount.mountpoint), "-type", "f", "-size", "+0"],
+                check=True,
+                capture_output=True,
+                timeout=60,
+            )
+        assert mount.stats()["now"]["held_by_kernel"] > 700
+
+        def forgotten() -> bool:
+            Path("/proc/sys/vm/drop_caches").write_text("2\n")
+            return mount.stats()["now"]["held_by_kernel"] == 0
+
+        wait_for(forgotten)
+        # All is found again.
+        assert (mount.mountpoint / "d" / "deep" / "file").read_bytes() == b"deep"
+
+
+def test_a_small_node_cache_asks_again_and_stays_right(source):
+    with mounted(source, limits={"memory_limit": 1}) as mount:
+        for _ in range(2):
+            for number in range(0, 700, 3):
+                path = mount.mountpoint / "many" / f"f{number:04d}"
+                assert path.read_bytes() == b"%d" % number * 50
+        assert mount.stats()["now"]["nodes"] <= 1024 + 256

@@ -3,9 +3,11 @@
 import contextlib
 import mmap
 import os
+import random
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -188,3 +190,67 @@ def test_a_file_replaced_by_a_directory(tmp_path):
             time.sleep(0.02)
         assert path.stat().st_ino != before
         assert os.listdir(path) == ["inside"]
+
+
+def test_readers_of_files_that_keep_changing_see_one_version_at_a_time(tmp_path):
+    """Every file is one letter repeated; whatever a reader gets is of one letter."""
+    names = [f"f{number}" for number in range(6)]
+    sizes = [700, 200_000, 1_500_000]
+    for number, name in enumerate(names):
+        (tmp_path / name).write_bytes(b"A" * sizes[number % 3])
+    stop = threading.Event()
+    mixed: list[str] = []
+    whole = 0
+
+    def change() -> None:
+        letter = 0
+        while not stop.is_set():
+            letter = (letter + 1) % 26
+            for number, name in enumerate(names):
+                path = tmp_path / name
+                fresh = path.with_suffix(".new")
+                fresh.write_bytes(bytes([65 + letter]) * (sizes[number % 3] + letter))
+                fresh.rename(path)
+            stop.wait(0.03)
+
+    with mounted(tmp_path, ttl_s=0.2) as mount:
+
+        def read(seed: int) -> None:
+            nonlocal whole
+            rng = random.Random(seed)
+            while not stop.is_set():
+                try:
+                    handle = os.open(mount.mountpoint / rng.choice(names), os.O_RDONLY)
+                except OSError:
+                    continue
+                pieces = b""
+                try:
+                    for _ in range(4):
+                        offset = rng.randrange(1_600_000)
+                        pieces += os.pread(handle, 40_000, offset)
+                    pieces += os.pread(handle, 2_000_000, 0)
+                except OSError:
+                    pass
+                finally:
+                    close_old(handle)
+                if len(set(pieces)) > 1:
+                    mixed.append(f"{sorted(set(pieces))}")
+                whole += bool(pieces)
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+        threads.append(threading.Thread(target=change))
+        for thread in threads:
+            thread.start()
+        try:
+            deadline = time.monotonic() + 60
+            until = time.monotonic() + 3
+            while time.monotonic() < until or (whole < 20 and time.monotonic() < deadline):
+                # A rename may take a name away between a listing and its stat.
+                with contextlib.suppress(AssertionError):
+                    mount.do("assimilate")
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert not mixed
+    assert whole >= 20
