@@ -58,13 +58,19 @@ def reap(snapshot: Snapshot, now_ns: int, grace_s: int = GRACE_S) -> Changes:
                 more = True
                 break
         orphan = record.identity and not record.flags & FLAG_HIDDEN_IDENTITY
-        if not record.bindings and (time_s or not orphan):  # an orphan has its own entry
+        # An orphan has an entry of its own, and so have the children of other backends.
+        if not record.bindings and (time_s or not orphan) and _empty(draft, ino):
             _drop_inode(draft, ino, record, device)
         draft.put(key, None)
     # Directories below dropped ones have come in line.
     below = orphan_key(0, 0, 0)[:5]
     more = more or any(key.startswith(below) and value for key, value in draft.writes.items())
     return draft.changes(more, now_ns)
+
+
+def _empty(draft: Draft, ino: int) -> bool:
+    prefix = dentry_prefix(ino)
+    return next(iter(draft.range(prefix, after_prefix(prefix))), None) is None
 
 
 def _drop_inode(draft: Draft, ino: int, record: Inode, device: int) -> None:
@@ -139,8 +145,7 @@ def _drop_dentry(
 def _drop_piece(draft: Draft, ino: int, owner: int) -> None:
     """Remove a `%~+` directory that has become empty."""
     while ino != owner:
-        prefix = dentry_prefix(ino)
-        if next(iter(draft.range(prefix, after_prefix(prefix))), None) is not None:
+        if not _empty(draft, ino):
             return
         value = draft.get(inode_key(ino))
         if value is None:
