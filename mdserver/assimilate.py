@@ -96,6 +96,21 @@ def assimilate_names(
     return draft.changes(None, as_of_ns)
 
 
+def assimilate_root(
+    snapshot: Snapshot, volume: Volume, device: int, stat: ObjectStat, now_ns: int
+) -> Changes:
+    """The attributes of a backend's root, for the directory that shows it."""
+    draft = Draft(snapshot)
+    facts = volume.get(device)
+    record = None if facts is None else View(draft, volume).inode(facts.ino)
+    if facts is not None and record is not None and stat.type is FileType.DIRECTORY:
+        described = _described(stat, record.bindings, b"", record.change + 1, record.flags, 0)
+        if described != msgspec.structs.replace(record, change=described.change):
+            draft.put_inode(facts.ino, described)
+            draft.note(facts.ino)
+    return draft.changes(None, now_ns)
+
+
 def resolve(draft: Draft, volume: Volume, facts: DeviceFacts, page: DirectoryPage) -> int | None:
     """The inode of the page's directory; directories on the way that are not known yet are made,
     since the page proves that they exist. None when another directory is there by now."""

@@ -157,6 +157,18 @@ class Judge:
                 Due(facts, binding.directory, parent, (key,), places, entries, need_ns, binding)
             )
 
+    def root(self, ino: int, asked_ns: int) -> DeviceFacts | None:
+        """The backend whose root has to be asked for a directory's attributes."""
+        facts = self._volume.describer(ino)
+        if facts is None:
+            return None
+        since_ns = self._confirmed.get((facts.id, 0, b""), 0)
+        return None if since_ns and since_ns >= asked_ns - facts.freshness_ns else facts
+
+    def confirm_root(self, facts: DeviceFacts, as_of_ns: int) -> None:
+        """The backend's root was asked for."""
+        self._confirmed[(facts.id, 0, b"")] = as_of_ns
+
     def confirm(self, due: Due, as_of_ns: int) -> None:
         """The source was asked about it by itself."""
         confirmed = self._confirmed

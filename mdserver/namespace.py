@@ -183,7 +183,8 @@ class Namespace:
             node = self._look_up(parent, name, now_ns, stale)[1]
         if node is None:
             raise NotFound(name.decode("utf-8", "backslashreplace"))
-        return node
+        facts = self._judge.root(node.attributes.ino, now_ns)
+        return node if facts is None else await self._with_root(Ino(node.attributes.ino), facts)
 
     async def getattr(self, ino: Ino) -> Node:
         """The node of an inode. Raises NotFound."""
@@ -192,7 +193,19 @@ class Namespace:
         if answer.due:
             stale = await self._renewal.renew(answer, now_ns)
             node = self._attributes(ino, now_ns, stale)[1]
-        return node
+        facts = self._judge.root(ino, now_ns)
+        return node if facts is None else await self._with_root(ino, facts)
+
+    async def _with_root(self, ino: Ino, facts: DeviceFacts) -> Node:
+        """The node of a directory that shows a backend's root. Its attributes are waited for the
+        first time only: later, a backend that does not answer delays nobody who looks at what is
+        around it."""
+        with self._view() as view:
+            known = view.require(ino).mode >= 0
+        asking = self._tasks.create_task(self._renewal.ask_root(facts))
+        if not known:
+            await asyncio.wait((asking,))
+        return self._attributes(ino, self._clock.time_ns())[1]
 
     async def list(self, ino: Ino, after: Name, limit: int) -> Listing:
         """Entries behind `after` (b"" = from the start): names that begin with an escape come
@@ -374,6 +387,8 @@ class Namespace:
         if record.flags & FLAG_WEAK:
             fresh_ns = min(fresh_ns, WEAK_NS)
         left_s = ttl_s(answer.since_ns, self._clock.time_ns(), fresh_ns, self.lease_s)
+        if record.mode < 0 and self._volume.describer(ino) is not None:
+            left_s = 0.0  # its backend has not been heard yet: to be asked for by itself
         if stale:
             return view.node(ino, record, answer.since_ns, max(left_s, STALE_TTL_S), True)
         return view.node(ino, record, answer.since_ns, left_s)

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from hsfs.core.clock import Clock
-from hsfs.core.errors import NotFound, StaleHandle, Unauthorised, Unavailable
+from hsfs.core.errors import HsfsError, NotFound, StaleHandle, Unauthorised, Unavailable
 from hsfs.core.types import DirectoryPage, FileType, ObjectStat, Place
-from hsfs.mdserver.assimilate import assimilate_names
+from hsfs.mdserver.assimilate import assimilate_names, assimilate_root
 from hsfs.mdserver.due import Answer, Due, Judge
 from hsfs.mdserver.freshness import known_since, sort_key
 from hsfs.mdserver.revalidation import Revalidation
@@ -107,6 +107,19 @@ class Renewal:
                 seen.append(_renamed(answer, key[:-1] if prefix else key))
         await self._learn(facts, due.directory, seen, absent, as_of_ns)
         self._judge.confirm(due, as_of_ns)
+
+    async def ask_root(self, facts: DeviceFacts) -> None:
+        """Ask for the attributes of a backend's root. What keeps it from answering is no error:
+        the directory that shows it is there in any case."""
+        as_of_ns = self._clock.time_ns()
+        self._judge.confirm_root(facts, as_of_ns)  # others do not ask meanwhile
+        try:
+            (answer,) = await self.sources.stat(facts, (Place(b""),))
+        except HsfsError:
+            return
+        if isinstance(answer, ObjectStat):
+            volume, device, stat = self._volume, int(facts.id), answer
+            await self._submit(lambda view: assimilate_root(view, volume, device, stat, as_of_ns))
 
     async def progress(self, due: Due) -> bool | None:
         """Wait until a directory's listing has come further: False = it goes on, True = it is

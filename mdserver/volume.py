@@ -116,12 +116,14 @@ class Volume:
         self.defaults = defaults
         self._facts: dict[int, DeviceFacts] = {}
         self._health: dict[int, _Health] = {}
+        self._describers: dict[int, DeviceFacts] = {}
         self.active: frozenset[int] = frozenset((SYNTHETIC,))
 
     def set_devices(self, facts: Sequence[DeviceFacts]) -> None:
         """The backends that are shown from now on."""
         self._facts = {one.id: one for one in facts}
         self.active = frozenset((SYNTHETIC, *self._facts))
+        self._describers = {one.ino: one for one in reversed(list(self)) if not one.flat}
 
     def get(self, device: int) -> DeviceFacts | None:
         """Facts of an active backend."""
@@ -133,6 +135,10 @@ class Volume:
         if facts is None:
             raise NotFound(f"backend {device}", "the volume has no such backend")
         return facts
+
+    def describer(self, ino: int) -> DeviceFacts | None:
+        """The backend whose root gives a directory its attributes: the first file system there."""
+        return self._describers.get(ino)
 
     def __iter__(self) -> Iterator[DeviceFacts]:
         return iter(sorted(self._facts.values(), key=lambda one: one.order))

@@ -193,6 +193,26 @@ def test_servers_without_order_are_listed_whole():
     setting.run(test)
 
 
+def test_the_root_of_a_file_system_has_its_own_attributes():
+    setting = Setting(backend("other", "s3://b/p", "/other"), backend("nas", "nfs://h/e"))
+
+    async def test(namespace):
+        listing = await namespace.list(ROOT_INO, b"", 10)
+        assert [e.node.ttl_s > 0 for e in listing.entries] == [False, True]
+        node = await namespace.walk(b"/data")
+        assert node.ttl_s > 0
+        assert (node.attributes.mode, node.attributes.uid, node.attributes.gid) == (0o750, 7, 8)
+        assert (await namespace.walk(b"/other")).attributes.mode == 0o755
+        asked = len(setting.world.stats)
+        assert (await namespace.getattr(node.attributes.ino)).attributes.uid == 7
+        assert len(setting.world.stats) == asked
+        setting.world.broken[2] = TimedOut("backend nas", "no answer")
+        setting.clock.advance(61)
+        assert (await namespace.walk(b"/data")).attributes.uid == 7
+
+    setting.run(test)
+
+
 def test_native_renames_and_links_keep_the_inode():
     setting = Setting(backend("other", "s3://b/p", "/other"), backend("nas", "nfs://h/e"))
     tree = setting.tree
