@@ -27,6 +27,10 @@ _REGION: Final = re.compile(rb"<Region>\s*([\w-]{1,40})\s*</Region>")
 _RANGE: Final = re.compile(rb"bytes (\d+)-(\d+)/(\d+|\*)")
 
 _EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
+# Of keys that were never good, or were changed at the server; InvalidToken also when a token ended.
+_REFUSED_KEYS: Final = frozenset(
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidClientTokenId"}
+)
 _SLOW: Final = frozenset(
     {
         "SlowDown",
@@ -57,6 +61,11 @@ class Refusal:
     def expired(self) -> bool:
         """The credentials were good once."""
         return self.code in _EXPIRED
+
+    @property
+    def refuses_keys(self) -> bool:
+        """The server does not know the credentials (any more), whatever they may do."""
+        return self.expired or self.code in _REFUSED_KEYS
 
     @property
     def skewed(self) -> bool:

@@ -1,7 +1,7 @@
 """One bucket as an HTTP service: where it is, who asks, and the one place that tries again.
 
 `Client.ask` sends one signed request and gives the unread answer of a success. What can be repaired
-is repaired on the way, each at most once per request: expired credentials are renewed, a skewed
+is repaired on the way, each at most once per request: refused credentials are renewed, a skewed
 clock is corrected in the signature, a bucket in another region is asked there. Everything that only
 needs patience (a cut connection, 5xx, throttling) is decided by `Patience`, which an operation
 carries through its attempts: pauses with jitter, never beyond the time limit without progress.
@@ -281,7 +281,7 @@ class Client:
         # HEAD has no body that could say ExpiredToken: a 400 or 403 of temporary credentials may
         # be that.
         maybe = bool(who is not None and who.token and not refused.code and refused.status < 404)
-        if who is not None and chain is not None and (refused.expired or maybe):
+        if who is not None and chain is not None and (refused.refuses_keys or maybe):
             if "expired" in repaired:
                 return False
             repaired.add("expired")

@@ -21,6 +21,7 @@ from hsfs.backends.s3_sign import Credentials
 from hsfs.core.errors import Unauthorised
 
 _KEPT_S: Final = 5.0
+_RENEW_S: Final = 2.0  # so long a chain that still gives what was refused is not asked again
 
 
 class Chain:
@@ -32,6 +33,7 @@ class Chain:
         self._session = self._open()
         self._source: botocore.credentials.Credentials | None = None
         self._kept: tuple[float, Credentials] | None = None
+        self._in_vain: tuple[float, Credentials] | None = None  # a renewal that changed nothing
 
     def setting(self, name: str) -> str:
         """A setting of the profile or environment (`region`, `endpoint_url`, `ca_bundle`), or
@@ -56,6 +58,7 @@ class Chain:
                 if self._source is None:
                     self._source = self._session.get_credentials()
                 if self._source is None:
+                    self._session = self._open()  # files may be written meanwhile: read them anew
                     raise Unauthorised(
                         self._what(),
                         "no credentials found",
@@ -72,12 +75,19 @@ class Chain:
             return found
 
     def renew(self, refused: Credentials) -> bool:
-        """Ask the chain anew after `refused` was called expired; false when it gives the same."""
+        """Ask the chain anew, files included, after a server refused what it gave; false when it
+        gives the same."""
         with self._lock:
             if self._kept is not None and self._kept[1] != refused:
                 return True  # another thread was here first
+            vain = self._in_vain
+            if vain is not None and vain[1] == refused and time.monotonic() - vain[0] < _RENEW_S:
+                return False
             self._session, self._source, self._kept = self._open(), None, None
-        return self.credentials() != refused
+        if self.credentials() != refused:
+            return True
+        self._in_vain = (time.monotonic(), refused)
+        return False
 
     def _open(self) -> botocore.session.Session:
         session = botocore.session.Session(profile=self._profile or None)

@@ -1,5 +1,6 @@
 """What is mended on the way, and what refusals become; with scripted servers."""
 
+import os
 import time
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from hsfs.backends.http_wire import Interruption
 from hsfs.backends.s3_answers import content_range, http_time, refusal
 from hsfs.backends.s3_client import Access, Client, locate
+from hsfs.backends.s3_credentials import Chain
 from hsfs.backends.s3_sign import Credentials
 from hsfs.core.errors import (
     ConfigError,
@@ -174,3 +176,36 @@ def test_locations():
     for bad in ("h:9000", "ftp://h", "http://", "http://h:99999", "http://u:p@h"):
         with pytest.raises(ConfigError):
             at("b", bad)
+
+
+def test_refused_keys_are_asked_for_again():
+    for code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"):
+        keys = Keys(token="")
+        with Peer([[answer(403, code)], [OK]]) as peer:
+            assert ask(peer, keys) == 200
+        assert keys.renewed == 1
+    keys = Keys(token="")
+    with Peer([[answer(403, "AccessDenied")]]) as peer, pytest.raises(Unauthorised):
+        ask(peer, keys)
+    assert keys.renewed == 0
+
+
+def test_a_chain_reads_its_files_again(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    file = tmp_path / "credentials"
+
+    def write(secret):
+        file.write_text(f"[p]\naws_access_key_id = A\naws_secret_access_key = {secret}\n")
+
+    write("old")
+    chain = Chain("p", str(file))
+    old = chain.credentials()
+    assert not chain.renew(old)
+    write("new")
+    assert not chain.renew(old)  # just asked in vain
+    monkeypatch.setattr("hsfs.backends.s3_credentials._RENEW_S", 0.0)
+    assert chain.renew(old)
+    assert chain.credentials() == Credentials("A", "new", "")
+    assert chain.renew(old)  # another thread's complaint of what is gone already
