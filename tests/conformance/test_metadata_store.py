@@ -1,16 +1,18 @@
 """The engines of the metadata store against their one suite, and what only LMDB has."""
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from hsfs.core.errors import AlreadyExists, Busy, Corrupt, Unavailable
 from hsfs.mdserver.store import Changes
-from hsfs.mdserver.store.committer import Committer
+from hsfs.mdserver.store.committer import BATCH_MAX, Committer
 from hsfs.mdserver.store.lmdb import LmdbStore
 from hsfs.mdserver.store.memory import MemoryStore
 from tests.conformance.metadata_store_suite import StoreSuite, everything, put
@@ -119,21 +121,31 @@ def test_committer_merges_what_waits(any_store):
     transact = any_store.transact
     any_store.transact = lambda batch: batches.append(len(batch)) or transact(batch)
 
+    submitted = threading.Event()
+
+    def first(snapshot):
+        assert submitted.wait(60)
+        return Changes()
+
     async def main():
         committer = Committer(any_store)
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(committer.submit(first))
+            await asyncio.sleep(0)
             jobs = [
                 tasks.create_task(committer.submit(put({b"k%03d" % at: b""}, at, b"j")))
                 for at in range(200)
             ]
+            await asyncio.sleep(0)
+            submitted.set()
         assert [job.result() for job in jobs] == list(range(200))
         await asyncio.to_thread(committer.close)
         with pytest.raises(Unavailable):
             await committer.submit(put({}))
 
     asyncio.run(asyncio.wait_for(main(), 60))
-    assert sum(batches) == 200
-    assert len(batches) < 150
+    assert sum(batches) == 201
+    assert len(batches) <= 1 + math.ceil(200 / BATCH_MAX)
     assert len(everything(any_store)) == 200
     assert any_store.seq == 200
 
