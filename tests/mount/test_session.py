@@ -224,9 +224,12 @@ def test_sixty_four_random_readers_stay_within_memory(source):
         status = Path(f"/proc/{mount.process.pid}/status").read_text()
         peak = next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)
         assert peak < 256 * 1024
-        wait_for(lambda: mount.stats()["now"]["handles"] == 0)
-        now = mount.stats()["now"]
-        assert now["waiters"] == now["fetches"] == 0
+
+        def idle() -> bool:
+            now = mount.stats()["now"]
+            return now["handles"] == now["waiters"] == now["fetches"] == 0
+
+        wait_for(idle)
 
 
 def test_reads_go_around_a_full_cache(source):
