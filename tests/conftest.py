@@ -5,6 +5,7 @@ import errno
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
+
+
+def pytest_configure() -> None:
+    # A gate that runs in the background of a shell inherits an ignored SIGINT, and so would every
+    # command that these tests interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
