@@ -506,7 +506,7 @@ class Merge:
             return False
         ino = int.from_bytes(value, "big")
         old = self.view.inode(ino)
-        if old is None or old.as_of_ns > self.as_of_ns:
+        if old is None:
             return False
         kind = FileType(old.type)
         handle = old.bindings[0].handle if old.bindings else b""
@@ -520,15 +520,22 @@ class Merge:
         if old.type == _DIRECTORY and old.bindings:
             if not self._movable(ino, old):
                 return False
-            self._leave(ino, old.bindings[0])
+            before = old.bindings[0]
+            coverage = self.view.coverage(before.directory, self.device)
+            if known_since(coverage, before.segment) > self.as_of_ns:
+                self.delta -= 1  # it has moved since this listing began
+                return True
+            self._leave(ino, before)
             bindings = (binding,)
         elif not old.bindings:
             self.draft.put(former_key(ino), None)
-        flags = old.flags & ~FLAG_WEAK if entry.strong else old.flags | FLAG_WEAK
-        self.draft.put_inode(
-            ino,
-            _described(entry, bindings, old.identity, old.change + 1, flags, self.own_as_of_ns),
-        )
+        if old.as_of_ns > self.as_of_ns:  # asked for by itself since: only the place is news
+            record = msgspec.structs.replace(old, bindings=bindings, change=old.change + 1)
+        else:
+            flags = old.flags & ~FLAG_WEAK if entry.strong else old.flags | FLAG_WEAK
+            change = old.change + 1
+            record = _described(entry, bindings, old.identity, change, flags, self.own_as_of_ns)
+        self.draft.put_inode(ino, record)
         self.draft.note(ino)
         self._place(ino, int(entry.type), binding.segment, names)
         return True
