@@ -1,6 +1,6 @@
 """The cache directory on disk: slots, locks, and where a cache file lies.
 
-    DIR/0/lock            flock of the process that uses the slot
+    DIR/0/lock            flock of the process that uses the slot; its pid, its run
     DIR/0/index           the log of `hsfs.cache.index`
     DIR/0/data/AA/BB/INO-HASH    cache files; AA and BB are the middle bytes of the inode number
 
@@ -89,8 +89,6 @@ class Slot:
                 slot = cls(directory, number, fd, lock)
                 if not slot.in_place():  # removed as idle between open and lock
                     raise BlockingIOError(errno.EAGAIN, "slot went away")
-                os.ftruncate(lock, 0)
-                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
                 with contextlib.suppress(FileExistsError):
                     os.mkdir("data", 0o700, dir_fd=fd)
                 return slot
@@ -100,6 +98,18 @@ class Slot:
                 _close(lock, fd)
                 raise
         raise OSError(errno.EBUSY, f"all {SLOTS_MAX} slots are in use by other processes")
+
+    def last_run(self) -> int:
+        """The run that `note_run` noted last; -1 if none is readable."""
+        try:
+            return int(os.pread(self._lock, 64, 0).split()[1])
+        except (IndexError, ValueError):
+            return -1
+
+    def note_run(self, run: int) -> None:
+        """Leave our pid, for people, and our run: an index that ends before it lost its tail."""
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()} {run}\n".encode(), 0)
 
     def in_place(self) -> bool:
         """Whether the slot's path still leads to the slot. Raises OSError on a failing disk."""
@@ -125,6 +135,10 @@ class Slot:
     def open(self, key: bytes, flags: int) -> int:
         """An existing cache file."""
         return os.open(path_of(key), flags | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.fd)
+
+    def stat(self, key: bytes) -> os.stat_result:
+        """Attributes of what lies in a cache file's place."""
+        return os.stat(path_of(key), dir_fd=self.fd, follow_symlinks=False)
 
     def remove(self, key: bytes) -> None:
         """Unlink a cache file; absent is fine."""

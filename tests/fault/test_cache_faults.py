@@ -162,6 +162,36 @@ def test_what_was_recorded_survives_kill_9(directory, opened):
         handle.release()
 
 
+def test_blocks_written_after_the_last_record_are_given_back(directory, opened):
+    """Else they would lie on the disk beyond the bound."""
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from hsfs.cache.store import open_store\n"
+        "from hsfs.core.types import Extent\n"
+        "from tests.conformance.chunk_store_suite import Source, file\n"
+        f"store = open_store(Path(sys.argv[1]), {SIZE}, fd_limit=32, flush_s=3600)\n"
+        "f = file(7, 40 << 20); handle = store.create(f); read = Source(f).read\n"
+        "handle.fill(Extent(0, 1 << 20), read); handle.fill(Extent(8 << 20, 1 << 20), read)\n"
+        "store.flush()\n"
+        "handle.fill(Extent(4 << 20, 2 << 20), read)\n"
+        "handle.fill(Extent(20 << 20, 9 << 20), read)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    process = start("-c", code, str(directory))
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+    store = opened(directory)
+    store.flush()
+    f = file(7, 40 << 20)
+    assert store.cached_bytes(f) == 2 << 20
+    (path,) = cache_files(directory)
+    assert path.stat().st_blocks * 512 <= store.usage().bytes + (64 << 10)
+    handle = store.create(f)
+    assert handle.read(8 << 20, 1 << 20) == content(f, 8 << 20, 1 << 20)
+    handle.release()
+    assert refill(store, f) == content(f)
+
+
 def test_a_file_that_was_never_filled_leaves_no_orphan(directory, opened):
     for hold in (False, True):
         store = opened(directory)
@@ -311,6 +341,26 @@ def test_a_damaged_index_loses_cache_and_nothing_else(directory, opened):
     assert len(cache_files(directory)) == store.usage().files
     for f in files:
         assert refill(store, f) == content(f)
+
+
+def test_an_index_that_lost_its_tail_at_a_clean_stop_of_old(directory, opened):
+    """A power cut can take all that followed the frame that says `clean`."""
+    store = opened(directory)
+    cached(store, file(1, 50_000)).release()
+    store.close()
+    old = (directory / "0" / "index").read_bytes()
+    store = opened(directory)
+    cached(store, file(2, 50_000)).release()
+    store.close()
+    (directory / "0" / "index").write_bytes(old)
+    store = opened(directory)
+    store.flush()
+    assert len(cache_files(directory)) == store.usage().files == 1
+    found = store.find(file(1, 50_000))
+    assert found is not None
+    assert not found.complete, "not proven yet"
+    assert read_all(found) == content(file(1, 50_000))
+    found.release()
 
 
 def test_an_index_of_a_newer_version_is_refused_and_left_alone(directory, opened):
