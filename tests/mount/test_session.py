@@ -158,15 +158,20 @@ def test_statfs(mount):
 def test_warm_work_does_not_reach_the_daemon(mount):
     path = mount.mountpoint / "big"
     assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(BIG).digest()
-    before = mount.stats()
-    for _ in range(3):
-        assert path.read_bytes() == BIG
-        path.stat()
-    after = mount.stats()
-    assert after["reads"] == before["reads"]
-    assert after["calls"].get("getattr", 0) == before["calls"].get("getattr", 0)
-    # Nothing is flushed: the kernel was told once not to ask.
-    assert after["ops"].get("open", 0) - before["ops"].get("open", 0) == 3
+
+    def reads_again() -> dict[str, int]:
+        before = mount.stats()
+        for _ in range(3):
+            assert path.read_bytes() == BIG
+            path.stat()
+        after = mount.stats()
+        # Nothing is flushed: the kernel was told once not to ask.
+        assert after["ops"].get("open", 0) - before["ops"].get("open", 0) == 3
+        calls = (after["calls"].get("getattr", 0), before["calls"].get("getattr", 0))
+        return {"reads": after["reads"] - before["reads"], "getattr": calls[0] - calls[1]}
+
+    # Another process may have the machine's page cache dropped: then once more.
+    wait_for(lambda: reads_again() == {"reads": 0, "getattr": 0})
 
 
 def test_a_listed_file_needs_no_further_question(source):
@@ -314,14 +319,15 @@ def test_reopening_a_cached_file_after_a_restart_reads_no_source(source, tmp_pat
 
 def test_lookup_counts_are_exact(source):
     with mounted(source) as mount:
+
+        def found() -> bool:
+            command = ["find", str(mount.mountpoint), "-type", "f", "-size", "+0"]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            # Another process may have the machine's caches dropped: then once more.
+            return mount.stats()["now"]["held_by_kernel"] > 700
+
         for _ in range(3):
-            subprocess.run(
-                ["find", str(mount.mountpoint), "-type", "f", "-size", "+0"],
-                check=True,
-                capture_output=True,
-                timeout=60,
-            )
-        assert mount.stats()["now"]["held_by_kernel"] > 700
+            wait_for(found)
 
         def forgotten() -> bool:
             Path("/proc/sys/vm/drop_caches").write_text("2\n")
