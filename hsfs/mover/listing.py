@@ -69,19 +69,20 @@ async def _ordered(
 ) -> int:
     device, flat = backend.device, backend.caps.flat
     after, seen = b"", 0
+    held: list[ObjectStat] = []
     async for page in steadily(backend.scan(directory), timeout_s, f"listing of device {device}"):
         seen += len(page.entries)
-        last_piece: Sequence[ObjectStat] = ()
         parts = list(pieces(page.entries))
-        for index, last_piece in enumerate(parts):
+        for index, piece in enumerate(parts):
             end = page.cursor == b"" and index == len(parts) - 1
-            if not last_piece and not end:
+            held.extend(piece)
+            upto = b"" if end or not held else sort_key(held[-1], flat)
+            if not end and not upto:
+                # Nothing, or the directory's own marker alone: b"" would claim the whole directory.
                 continue
-            upto = b"" if end else sort_key(last_piece[-1], flat)
-            await deliver(
-                [DirectoryPage(device, directory, tuple(last_piece), after, upto, began_ns)]
-            )
+            await deliver([DirectoryPage(device, directory, tuple(held), after, upto, began_ns)])
             after = upto
+            held.clear()
     return seen
 
 

@@ -330,3 +330,24 @@ def test_order_of_paths_keeps_subtrees_together(paths):
             skipped = scan.is_before(path, cursor)
             assert not (skipped and cursor.startswith(path + b"\0"))
             assert not (skipped and path >= cursor)
+
+
+async def test_the_marker_of_a_prefix_alone_claims_nothing():
+    """A page that ends with the empty name would claim the directory to its end."""
+    entries = [
+        ObjectStat(name, FileType.FILE, Place(b"p/" + name), 1) for name in (b"", b"a", b"b")
+    ]
+
+    class OneByOne(FakeBackend):
+        async def scan(self, directory, *, after=None):
+            for number, entry in enumerate(entries):
+                yield Page((entry,), b"" if number == len(entries) - 1 else b"%d" % number)
+
+    claims = []
+
+    async def deliver(pages):
+        claims.extend((page.after, page.upto, len(page.entries)) for page in pages)
+
+    backend = OneByOne({}, ordered=True, flat=True)
+    assert await listing.survey(backend, Place(b"p/"), deliver, timeout_s=60) == 3
+    assert claims == [(b"", b"a", 2), (b"a", b"", 1)]
