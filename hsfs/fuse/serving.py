@@ -35,6 +35,7 @@ Register = Callable[["Resume"], None]
 Loop = Coroutine[object, object, None]
 
 REQUESTS_MAX = 2048
+IDLE_MAX = 32
 READY = object()
 
 
@@ -164,12 +165,16 @@ class Serving:
         # Ending them, instead of dropping them, frees libfuse's buffers.
         idle, self._idle = self._idle, []
         for loop in idle:
-            try:
-                loop.send(False)
-            except StopIteration:
-                pass
-            except Exception:
-                log.debug("an idle loop did not end", exc_info=True)
+            self._end(loop)
+
+    @staticmethod
+    def _end(loop: Loop) -> None:
+        try:
+            loop.send(False)
+        except StopIteration:
+            pass
+        except Exception:
+            log.debug("an idle loop did not end", exc_info=True)
 
     def _run(self) -> None:
         poller = select.poll()
@@ -219,6 +224,10 @@ class Serving:
             log.exception("an exception left a handler")
             return
         if trap is READY:
-            self._idle.append(loop)
+            if len(self._idle) < IDLE_MAX:
+                self._idle.append(loop)
+            else:
+                self._live -= 1
+                self._end(loop)
         else:
             trap(Resume(self, loop))  # type: ignore[operator]
