@@ -64,15 +64,17 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self):
         integrity.SEGMENT_BLOCKS = 256
         integrity.SEGMENT_SIZE = 256 * integrity.HASH_SIZE
-        for handle in self.handles:
-            handle.release()
-        assert self.store.usage().pinned == 0
-        self.store.evict([])
-        usage = self.store.usage()
-        assert (usage.bytes, usage.files) == (0, 0)
-        assert self.damaged or list(self.cache_files()) == []
-        self.store.close()
-        shutil.rmtree(self.directory)
+        try:
+            for handle in self.handles:
+                handle.release()
+            assert self.store.usage().pinned == 0
+            self.store.evict([])
+            usage = self.store.usage()
+            assert (usage.bytes, usage.files) == (0, 0)
+            assert self.damaged or list(self.cache_files()) == []
+        finally:
+            self.store.close()
+            shutil.rmtree(self.directory)
 
     def cache_files(self):
         return (p for p in (self.directory / "0" / "data").rglob("*") if p.is_file())
