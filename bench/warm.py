@@ -95,10 +95,9 @@ def run(*, quick: bool = False) -> list[Row]:
 
 def reads(mount: HsfsMount) -> int:
     """READ requests that the daemon has seen."""
-    stats = mount.stats()
-    operations = stats.get("operations") or stats.get("ops")
-    assert isinstance(operations, dict), stats
-    return int(operations.get("read", 0))
+    front = mount.stats()["front"]
+    assert isinstance(front, dict)
+    return int(front["reads"])
 
 
 def largest(folder: Path) -> Path:

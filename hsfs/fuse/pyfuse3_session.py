@@ -75,7 +75,7 @@ _QUIET = (NotFound, NoAttribute, StaleHandle, StaleVersion, Interrupted)
 _HIDDEN_INO = 1 << 63  # `.hsfs`, then its files
 _HIDDEN_NAME = b".hsfs"
 _COOKIE_BITS = 12
-_IDLE_S = 5.0
+_IDLE_S = 8.0
 
 
 def replying(
@@ -532,9 +532,9 @@ async def serve(
             try:
                 keep_reply_buffers()
                 await nursery.start(vfs.run, notifier.put)
-                nursery.start_soon(_trim_when_idle, vfs)
+                nursery.start_soon(_rest_when_idle, vfs)
                 serving.start()
-                _raise_read_ahead(path, options.read_ahead)
+                nursery.start_soon(_read_ahead_raised, path, options.read_ahead)
                 ready()
                 await ended.wait()
             finally:
@@ -543,16 +543,19 @@ async def serve(
         nursery.cancel_scope.cancel()
 
 
-async def _trim_when_idle(vfs: Vfs) -> None:
-    """Give memory back once after each burst of reads."""
-    before, trimmed = 0, 0
+async def _rest_when_idle(vfs: Vfs) -> None:
+    """Give memory back after a burst, once nobody has asked for anything for a while."""
+    before, busy = vfs.activity(), False
     while True:
         await trio.sleep(_IDLE_S)
-        reads = vfs.counters.reads
-        if reads == before and reads != trimmed:
-            trimmed = reads
+        now = vfs.activity()
+        if now != before:
+            before, busy = now, True
+            continue
+        tidied = await trio.to_thread.run_sync(vfs.tidy, abandon_on_cancel=True)
+        if busy or tidied:
+            busy = False
             await trio.to_thread.run_sync(give_back, abandon_on_cancel=True)
-        before = reads
 
 
 def _absolute(mountpoint: str | os.PathLike[str]) -> str:
@@ -660,13 +663,20 @@ def _device_of(path: str) -> str | None:
     return found
 
 
+async def _read_ahead_raised(path: str, size: int) -> None:
+    if os.geteuid() == 0:
+        await trio.to_thread.run_sync(_raise_read_ahead, path, size, abandon_on_cancel=True)
+
+
 def _raise_read_ahead(path: str, size: int) -> None:
-    """The kernel's readahead: 128 KiB by default, too little to keep several fetches busy."""
-    device = _device_of(os.path.realpath(os.path.dirname(path)) + "/" + os.path.basename(path))
-    if device is None or os.geteuid() != 0:
-        return
+    """The kernel's readahead: 128 KiB by default, too little to keep several fetches busy, and with
+    it goes the size of READs (up to 1 MiB). The kernel lowers it to the default when it takes the
+    answer to INIT, so this waits until a later request was answered."""
     try:
-        Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(str(size // 1024))
+        os.lstat(path)
+        device = _device_of(os.path.realpath(os.path.dirname(path)) + "/" + os.path.basename(path))
+        if device is not None:
+            Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(str(size // 1024))
     except OSError as error:
         log.info("the kernel's readahead stays at its default: %s", error.strerror)
 

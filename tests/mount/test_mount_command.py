@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -541,3 +542,20 @@ def commands(box):
         except OSError:
             continue
     return "\n".join(found)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise the kernel's readahead")
+def test_reads_arrive_in_large_pieces(box):
+    """The kernel's readahead is raised for good: its answer to INIT would lower it again."""
+    size = 16 << 20
+    box.put("big", os.urandom(size))
+    volume, mnt = box.volume(), box.mountpoint()
+    box.mount(volume, mnt)
+    device = os.stat(mnt).st_dev
+    wanted = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    assert eventually(lambda: wanted.read_text() == "4096\n")
+    (path,) = mnt.rglob("big")
+    path.read_bytes()
+    # 1 MiB each, but for the first of a stream.
+    assert box.json("stats", mnt)["front"]["reads"] < 2 * (size >> 20)
+    box.run("umount", mnt, check=0)
