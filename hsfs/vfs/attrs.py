@@ -59,8 +59,7 @@ class Attrs:
         """Raises StaleHandle, as `getattr_now`."""
         if node.attributes.type is not FileType.FILE:
             return
-        inode = self._inodes.get(node.attributes.ino)
-        if inode is not None and inode.lookups > 0 and inode.version != node.version:
+        if self._inodes.moved_on(node):
             raise StaleHandle("", "the file's content was replaced")
 
     async def space(self) -> Space:

@@ -174,6 +174,15 @@ class Vfs:
         patient = device.options.get("on_timeout") == "wait"
         self._devices.configure(device.id, timeout_s, patient)
 
+    def activity(self) -> int:
+        """A number that stands still while nobody uses the front."""
+        counters = self.counters
+        return counters.reads + counters.node_hits + counters.node_misses
+
+    def tidy(self) -> int:
+        """For a front that is idle: drop what has expired, pack the rest; how much that was."""
+        return self.inodes.settle()
+
     # -- from worker threads ---------------------------------------------------------------------
 
     def _soon(self, function: Callable[[], object]) -> bool:

@@ -3,14 +3,17 @@
 Three things with different lives:
 
 - an `Inode` lives as long as the kernel holds a reference (exact lookup counts) or its node is
-  cached. `version` and `generation` are what the kernel was told: one (ino, generation) is one
-  content version for ever. A file whose version changed is entered again with the next generation;
-  the kernel then makes a fresh inode under the same number and fails the old one's handles, pages
-  included, so that no reader ever sees a mix of two versions.
+  cached. `told` (a fingerprint of the version) and `generation` are what the kernel was told: one
+  (ino, generation) is one content version for ever. A file whose version changed is entered again
+  with the next generation; the kernel then makes a fresh inode under the same number and fails the
+  old one's handles, pages included, so that no reader ever sees a mix of two versions.
 - its `node` (attributes, version, replicas) may be used until `expires` on the monotonic clock,
   counted from when the request was *sent*. Nodes are bounded; the least recently used go first.
 - names: positive and negative entries, and the pages of listings (`Run`), which also say what comes
   next in a directory, for those who fetch ahead.
+
+A kernel may hold millions of inodes for which nobody asks any more. `settle`, called when the front
+is idle, drops what has expired and packs the rest into arrays of 24 bytes per inode (`Settled`).
 
 A push that arrives while a reply is under way wins: `stamp()` before asking, and what a push has
 touched since is used once and not kept.
@@ -22,6 +25,8 @@ the lock, which is never held across a call out of this module.
 from __future__ import annotations
 
 import threading
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from hsfs.core.errors import NotFound
@@ -29,18 +34,24 @@ from hsfs.core.ports import Listing
 from hsfs.core.types import Node
 
 _RECENT = 4096
+_SETTLE_MIN = 1024
+
+
+def fingerprint(version: bytes) -> int:
+    """64 bits of a keyed hash: two versions of one file share it once in 2^64 changes."""
+    return hash(version)
 
 
 class Inode:
     """One inode; see the module. `run` and `position`: its place in a page of a directory."""
 
-    __slots__ = ("expires", "generation", "ino", "lookups", "node", "position", "run", "version")
+    __slots__ = ("expires", "generation", "ino", "lookups", "node", "position", "run", "told")
 
     def __init__(self, ino: int) -> None:
         self.ino = ino
         self.lookups = 0
         self.generation = 0
-        self.version = b""
+        self.told = 0
         self.node: Node | None = None
         self.expires = 0.0
         self.run: Run | None = None
@@ -74,6 +85,38 @@ class Run:
         return self.names[-1] if self.names else self.after
 
 
+class Settled:
+    """Inodes that only the kernel holds, packed and sorted; lookups 0 = not there any more."""
+
+    __slots__ = ("count", "generations", "inos", "lookups", "told")
+
+    def __init__(self, inodes: Iterable[Inode] = ()) -> None:
+        ordered = sorted(inodes, key=lambda inode: inode.ino)
+        self.inos = array("Q", (inode.ino for inode in ordered))
+        self.lookups = array("I", (inode.lookups for inode in ordered))
+        self.generations = array("I", (inode.generation for inode in ordered))
+        self.told = array("q", (inode.told for inode in ordered))
+        self.count = len(ordered)
+
+    def take(self, ino: int) -> Inode | None:
+        """Unpack one; it is no longer here."""
+        at = bisect_left(self.inos, ino)
+        if at >= len(self.inos) or self.inos[at] != ino or not self.lookups[at]:
+            return None
+        inode = Inode(ino)
+        inode.lookups = self.lookups[at]
+        inode.generation = self.generations[at]
+        inode.told = self.told[at]
+        self.lookups[at] = 0
+        self.count -= 1
+        return inode
+
+    def take_all(self) -> list[Inode]:
+        """Unpack all."""
+        found = (self.take(ino) for ino in self.inos)
+        return [inode for inode in found if inode is not None]
+
+
 class Inodes:
     """The table; `nodes` bounds cached nodes, `clock` is monotonic seconds."""
 
@@ -83,6 +126,7 @@ class Inodes:
         self._clock = clock
         self._lock = threading.Lock()
         self._inodes: dict[int, Inode] = {}
+        self._settled = Settled()
         self._cached: dict[int, Inode] = {}  # those with a node, least recently put first
         self._entries: dict[tuple[int, bytes], tuple[int, float]] = {}
         self._runs: dict[int, dict[bytes, Run]] = {}
@@ -92,7 +136,7 @@ class Inodes:
         self._floor = 0  # replies asked for before this push are never kept
 
     def __len__(self) -> int:
-        return len(self._inodes)
+        return len(self._inodes) + self._settled.count
 
     @property
     def cached(self) -> int:
@@ -103,13 +147,26 @@ class Inodes:
     def held_by_kernel(self) -> int:
         """Number of inodes that the kernel holds references to."""
         with self._lock:
-            return sum(inode.lookups > 0 for inode in self._inodes.values())
+            active = sum(inode.lookups > 0 for inode in self._inodes.values())
+            return active + self._settled.count
 
     # -- reading ---------------------------------------------------------------------------------
 
     def get(self, ino: int) -> Inode | None:
         """The inode if anything is known of it."""
-        return self._inodes.get(ino)
+        inode = self._inodes.get(ino)
+        if inode is None and self._settled.count:
+            with self._lock:
+                return self._find(ino)
+        return inode
+
+    def _find(self, ino: int) -> Inode | None:
+        inode = self._inodes.get(ino)
+        if inode is None and self._settled.count:
+            inode = self._settled.take(ino)
+            if inode is not None:
+                self._inodes[ino] = inode
+        return inode
 
     def fresh(self, ino: int) -> Node | None:
         """Its node while it may be used without asking."""
@@ -216,7 +273,7 @@ class Inodes:
 
     def _put(self, node: Node, sent: float, stamp: int) -> Inode:
         ino = node.attributes.ino
-        inode = self._inodes.get(ino)
+        inode = self._find(ino)
         if inode is None:
             inode = self._inodes[ino] = Inode(ino)
         old = inode.node
@@ -271,15 +328,16 @@ class Inodes:
     def enter(self, node: Node) -> int:
         """The kernel is told of `node` by an entry: one more lookup; the generation to tell it."""
         ino = node.attributes.ino
+        version = fingerprint(node.version)
         with self._lock:
-            inode = self._inodes.get(ino)
+            inode = self._find(ino)
             if inode is None:
                 inode = self._inodes[ino] = Inode(ino)
             if inode.lookups <= 0:
-                inode.version = node.version
-            elif inode.version != node.version:
+                inode.told = version
+            elif inode.told != version:
                 inode.generation = (inode.generation + 1) & 0x7FFFFFFF
-                inode.version = node.version
+                inode.told = version
             inode.lookups += 1
             return inode.generation
 
@@ -287,7 +345,7 @@ class Inodes:
         """The kernel dropped so many lookups of each (ino, count)."""
         with self._lock:
             for ino, count in forgotten:
-                inode = self._inodes.get(ino)
+                inode = self._find(ino)
                 if inode is None:
                     continue
                 inode.lookups -= count
@@ -298,13 +356,47 @@ class Inodes:
 
     def known(self, ino: int) -> bool:
         """Whether the kernel holds a reference."""
-        inode = self._inodes.get(ino)
+        inode = self.get(ino)
         return inode is not None and inode.lookups > 0
+
+    def moved_on(self, node: Node) -> bool:
+        """Whether the kernel knows the inode with another content than the node's."""
+        inode = self.get(node.attributes.ino)
+        if inode is None or inode.lookups <= 0:
+            return False
+        return inode.told != fingerprint(node.version)
 
     def known_names(self, limit: int) -> Sequence[tuple[int, bytes]]:
         """Names that were told (the most recent `limit` of them), to be taken back."""
         with self._lock:
             return list(self._entries)[-limit:]
+
+    # -- rest ------------------------------------------------------------------------------------
+
+    def settle(self) -> int:
+        """Drop what has expired and pack what only the kernel holds; the number of things that
+        were dropped or packed."""
+        now = self._clock()
+        with self._lock:
+            before = len(self._cached) + len(self._entries) + len(self._inodes)
+            for ino in [ino for ino, inode in self._cached.items() if inode.expires <= now]:
+                self._drop_node(ino)
+            # Copies, as a dictionary never shrinks by itself.
+            self._cached = dict(self._cached)
+            self._entries = {k: v for k, v in self._entries.items() if v[1] > now}
+            for directory, runs in list(self._runs.items()):
+                live = {after: run for after, run in runs.items() if run.expires > now}
+                self._run_count -= len(runs) - len(live)
+                if live:
+                    self._runs[directory] = live
+                else:
+                    del self._runs[directory]
+            at_rest = [inode for inode in self._inodes.values() if inode.node is None]
+            if len(at_rest) >= _SETTLE_MIN:
+                self._settled = Settled(self._settled.take_all() + at_rest)
+                kept = {i: inode for i, inode in self._inodes.items() if inode.node is not None}
+                self._inodes = kept
+            return before - len(self._cached) - len(self._entries) - len(self._inodes)
 
     # -- pushes ----------------------------------------------------------------------------------
 

@@ -129,3 +129,28 @@ def test_pages_are_bounded(clock):
         listing = Listing(entries, True)
         inodes.put_page(500, b"%03d" % (start - 1), listing, clock.now, inodes.stamp())
     assert inodes.run(500, b"048") is not None
+
+
+def test_what_only_the_kernel_holds_is_packed_and_found_again(inodes, clock):
+    for ino in range(10, 3010):
+        inodes.put_entry(1, b"%d" % ino, node(ino), clock.now, inodes.stamp())
+        inodes.enter(node(ino))
+        inodes.enter(node(ino, b"v2"))
+    assert inodes.held_by_kernel == 3000
+    clock.now += 11
+    assert inodes.settle() > 3000
+    assert inodes.cached == 0
+    assert inodes.held_by_kernel == len(inodes) == 3000
+    # The same content keeps its generation, another one gets the next.
+    assert not inodes.moved_on(node(77, b"v2"))
+    assert inodes.moved_on(node(77, b"v1"))
+    assert inodes.enter(node(77, b"v2")) == 1
+    assert inodes.enter(node(78, b"v3")) == 2
+    assert inodes.known(79)
+    inodes.forget([(77, 3), (78, 3)] + [(ino, 2) for ino in range(79, 3010)])
+    assert inodes.held_by_kernel == 67
+    assert not inodes.known(79)
+    inodes.settle()
+    assert inodes.held_by_kernel == 67
+    inodes.forget([(ino, 2) for ino in range(10, 77)])
+    assert len(inodes) == 0
