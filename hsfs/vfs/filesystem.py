@@ -31,6 +31,7 @@ from hsfs.vfs.limits import Limits
 from hsfs.vfs.names import Names
 from hsfs.vfs.reader import Reader
 from hsfs.vfs.siblings import Siblings
+from hsfs.vfs.sources import Sources
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +77,15 @@ class Vfs:
         self._reader = Reader(
             store=store,
             devices=self._devices,
+            sources=Sources(
+                devices=self._devices,
+                counters=self.counters,
+                revalidate=self._revalidate_blocking,
+                on_health=self._report_soon,
+                clock=clock,
+            ),
             limits=self.limits,
             counters=self.counters,
-            revalidate=self._revalidate_blocking,
-            on_health=self._report_soon,
             on_error=self._broken,
             clock=clock,
         )

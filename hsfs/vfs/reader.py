@@ -9,9 +9,7 @@ bytes to another one. Two ways to fetch:
 - extents of a large file straight into its cache file by `CachedFile.fill`, in chunks, several at
   a time; waiters are looked at after every piece (<= 1 MiB), not only at the end of a chunk.
 
-When Tier 0 has no room or is lost, reads go around it for a while. A backend that answers with
-another version makes us ask the metadata server; if the content did change, the old version's
-readers get StaleVersion, never other bytes.
+When Tier 0 has no room or is lost, reads go around it for a while.
 
 Threads: any. `_lock` guards the tables and the guarded fields of `Content`; it is never held while
 something blocks or calls out.
@@ -21,32 +19,26 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import cast
 
 from hsfs.core.errors import (
     CacheUnavailable,
     Corrupt,
     HsfsError,
-    Interrupted,
     NoSpace,
-    NotFound,
-    StaleHandle,
     StaleVersion,
-    Throttled,
-    Unauthorised,
     Unavailable,
 )
 from hsfs.core.placement import plan
-from hsfs.core.ports import Announcer, CachedFile, ChunkStore
-from hsfs.core.types import Extent, FileVersion, Ino, Node, Replica, Version
+from hsfs.core.ports import CachedFile, ChunkStore
+from hsfs.core.types import Extent, FileVersion, Ino, Node, Version
 from hsfs.vfs.contents import Content, Data, Done, Fetch, Waiter
 from hsfs.vfs.counters import Counters
-from hsfs.vfs.devices import Devices, DeviceState
+from hsfs.vfs.devices import Devices
 from hsfs.vfs.limits import Limits
-from hsfs.vfs.pools import Pool, Stop
+from hsfs.vfs.pools import Pool
+from hsfs.vfs.sources import Sources
 
 log = logging.getLogger(__name__)
 
@@ -55,25 +47,19 @@ _AROUND_S = 5.0
 _LOCAL_THREADS = 4
 _BATCH = 8  # small files of one job, while they come fast
 _BATCH_S = 0.01
-_PIECE = 1 << 20  # what `fill` asks for at a time
-
-Revalidate = Callable[[Ino, Version], Node]
 
 
 class Reader:
-    """See the module. `revalidate` blocks until the source was asked about an inode (raises
-    NotFound when it is gone); `on_health` is told of changes of a device's state; both are called
-    from worker threads."""
+    """See the module."""
 
     def __init__(
         self,
         *,
         store: ChunkStore,
         devices: Devices,
+        sources: Sources,
         limits: Limits,
         counters: Counters,
-        revalidate: Revalidate,
-        on_health: Callable[[DeviceState], None],
         on_error: Callable[[BaseException], None],
         clock: Callable[[], float],
     ) -> None:
@@ -81,17 +67,13 @@ class Reader:
         self._devices = devices
         self._limits = limits
         self._counters = counters
-        self._revalidate = revalidate
-        self._on_health = on_health
+        self._sources = sources
         self._clock = clock
         self._lock = threading.Lock()
         self._contents: dict[int, Content] = {}
         self._held: dict[Content, None] = {}  # least recently fetched first
         self._held_bytes = 0
         self._local = Pool("hsfs-tier0", _LOCAL_THREADS, on_error)
-        self._stops: set[Stop] = set()
-        self._thread = threading.local()
-        self._closed = False
 
     # -- opening ---------------------------------------------------------------------------------
 
@@ -255,17 +237,9 @@ class Reader:
             def job(fetch: Fetch = fetch) -> None:
                 self._fetch(fetch)
 
-            pool = self._pool(fetch.replicas)
+            pool = self._sources.pool(fetch.replicas)
             if pool is None or not pool.submit(job, urgent=urgent):
                 self._drop_fetch(fetch, Unavailable("", "no backend that holds it is open"))
-
-    def _pool(self, replicas: Sequence[Replica]) -> Pool | None:
-        for replica in replicas:
-            try:
-                return self._devices.state(replica.device).pool
-            except Unavailable:
-                continue
-        return None
 
     def _submit_local(self, content: Content) -> None:
         if not self._local.submit(lambda: self._settle(content)):
@@ -276,14 +250,19 @@ class Reader:
     def _fetch(self, fetch: Fetch) -> None:
         content = fetch.content
         error: HsfsError | None = None
+        said: HsfsError | None = None  # by the sources, not by Tier 0
         first = True
 
         def read(offset: int, view: memoryview) -> int:
-            nonlocal first
+            nonlocal first, said
             if not first:
                 self._settle(content)
             first = False
-            self._read_replicas(content, fetch.replicas, offset, view, fetch.since)
+            try:
+                self._sources.read(content, fetch.replicas, offset, view, fetch.since)
+            except HsfsError as failure:
+                said = failure
+                raise
             if content.waiters:
                 self._answer_from(content, offset, view)
             return len(view)
@@ -293,12 +272,14 @@ class Reader:
                 raise StaleVersion("", "the source holds another version now")
             cached = self._create(content)
             for hole in cached.missing(fetch.extent):
-                self._announce(fetch.replicas[0], hole)
+                self._sources.announce(fetch.replicas[0], hole)
                 cached.fill(hole, read)
-        except (NoSpace, CacheUnavailable) as trouble:
-            if content.around_until <= self._clock():
-                log.info("reading around Tier 0: %s", trouble.why or trouble)
-            content.around_until = self._clock() + _AROUND_S
+        except (NoSpace, CacheUnavailable, Corrupt) as trouble:
+            if trouble is said:
+                error = trouble
+            else:
+                # Corrupt: somebody removed or replaced the cache file.
+                self._avoid(content, trouble)
         except HsfsError as failure:
             error = failure
         self._drop_fetch(fetch, error)
@@ -384,11 +365,19 @@ class Reader:
             waiter.done(view[waiter.offset - start : waiter.end - start])
 
     def _again(self, content: Content, waiter: Waiter, error: HsfsError) -> None:
+        """Tier 0 did not give what it said to have: once more, and in the end without it."""
         waiter.attempts += 1
         if waiter.attempts > _ATTEMPTS:
-            waiter.done(error)
+            self._avoid(content, error)
+            self._go_around(content, waiter)
         else:
             self._miss(content, waiter)
+
+    def _avoid(self, content: Content, trouble: HsfsError) -> None:
+        """Read around Tier 0 for a while."""
+        if content.around_until <= self._clock():
+            log.info("reading around Tier 0: %s", trouble.why or trouble)
+        content.around_until = self._clock() + _AROUND_S
 
     def _answer(self, content: Content, waiter: Waiter) -> None:
         if not waiter.wants_data:
@@ -432,7 +421,7 @@ class Reader:
             size = waiter.end - waiter.offset
             view = memoryview(bytearray(size))
             try:
-                self._read_replicas(content, content.replicas, waiter.offset, view, since)
+                self._sources.read(content, content.replicas, waiter.offset, view, since)
             except HsfsError as error:
                 waiter.done(error)
                 return
@@ -441,7 +430,7 @@ class Reader:
             waiter.done(view)
 
         parts = plan(Extent(waiter.offset, 1), content.replicas, self._devices)
-        pool = self._pool(parts[0].replicas) if parts else None
+        pool = self._sources.pool(parts[0].replicas) if parts else None
         if pool is None or not pool.submit(job):
             waiter.done(Unavailable("", "no backend that holds it is open"))
 
@@ -482,7 +471,7 @@ class Reader:
             with suppress(Unavailable):
                 latency_s = self._devices.state(device).latency_s
             batch = _BATCH if latency_s * _BATCH <= _BATCH_S else max(1, int(_BATCH_S / latency_s))
-            self._submit_batches(self._pool(contents[0].replicas), contents, batch)
+            self._submit_batches(self._sources.pool(contents[0].replicas), contents, batch)
         return begun
 
     def _submit_batches(self, pool: Pool | None, contents: list[Content], size: int) -> None:
@@ -506,7 +495,7 @@ class Reader:
             content.loading = True
         since = self._clock()
         parts = plan(Extent(0, content.file.size), content.replicas, self._devices)
-        pool = self._pool(parts[0].replicas) if parts else None
+        pool = self._sources.pool(parts[0].replicas) if parts else None
         if pool is None or not pool.submit(lambda: self._load_now(content, since)):
             self._loaded(content, Unavailable("", "no backend that holds it is open"))
 
@@ -526,7 +515,7 @@ class Reader:
             store = data is None
             if data is None:
                 data = bytearray(size)
-                self._read_replicas(content, content.replicas, 0, memoryview(data), since)
+                self._sources.read(content, content.replicas, 0, memoryview(data), since)
                 if content.prefetched:
                     self._counters.siblings_bytes += size
         except HsfsError as error:
@@ -599,124 +588,6 @@ class Reader:
             content.prefetched = False
             self._counters.siblings_unused += 1
 
-    # -- backends --------------------------------------------------------------------------------
-
-    def _read_replicas(
-        self,
-        content: Content,
-        replicas: Sequence[Replica],
-        offset: int,
-        view: memoryview,
-        since: float,
-    ) -> None:
-        """Fill `view` from the first replica that can; raises the last one's error."""
-        pause_s = 0.2
-        confirmed = False
-        while True:
-            error: HsfsError = Unavailable("", "no replica is proven")
-            patient = False
-            for replica in replicas:
-                try:
-                    state = self._devices.state(replica.device)
-                    self._read_one(state, replica, offset, view, since)
-                    return
-                except (StaleVersion, StaleHandle, NotFound) as moved:
-                    if confirmed:
-                        raise StaleVersion("", moved.why or "the source keeps changing") from moved
-                    replicas = self._confirm(content, moved)
-                    confirmed = True
-                    break
-                except (Unavailable, Unauthorised) as failure:
-                    error = failure
-                    patient = patient or self._is_patient(replica)
-            else:
-                if not patient or isinstance(error, Unauthorised):
-                    raise error
-                self._pause(pause_s)
-                pause_s = min(pause_s * 2, 5.0)
-                since = self._clock()
-
-    def _announce(self, replica: Replica, extent: Extent) -> None:
-        """Tell the backend that it will be asked for all of `extent`, piece by piece."""
-        if extent.length <= _PIECE:
-            return
-        with suppress(Unavailable):
-            backend = self._devices.state(replica.device).backend
-            if backend.caps.announces:
-                cast("Announcer", backend).announce(replica.place, extent)
-
-    def _is_patient(self, replica: Replica) -> bool:
-        try:
-            return self._devices.state(replica.device).patient
-        except Unavailable:
-            return False
-
-    def _read_one(
-        self, state: DeviceState, replica: Replica, offset: int, view: memoryview, since: float
-    ) -> None:
-        state.check(since)
-        stop = self._stop()
-        expect = Version(replica.version) if replica.version else None
-        begun = self._clock()
-        try:
-            try:
-                count = state.backend.read_into(
-                    replica.place, offset, view, expect=expect, interrupt=stop
-                )
-            except Corrupt:
-                # Once more: a flipped bit on the way is not a broken source.
-                count = state.backend.read_into(
-                    replica.place, offset, view, expect=expect, interrupt=stop
-                )
-        except (Unavailable, Unauthorised) as error:
-            if stop.interrupted:
-                raise Interrupted("", "the mount is ending") from error
-            if not isinstance(error, Throttled):
-                log.info("device %d: %s", state.device, error.why or error)
-            if state.failed(error):
-                self._on_health(state)
-            raise
-        if count != len(view):
-            raise StaleVersion("", "the source is shorter than it was")
-        self._counters.fetched[state.device] += count
-        if state.succeeded(count, self._clock() - begun):
-            self._on_health(state)
-
-    def _confirm(self, content: Content, moved: HsfsError) -> Sequence[Replica]:
-        """The source did not answer with our version: ask. Returns where to read now; raises
-        StaleVersion when the content is another one."""
-        with content.guard:
-            if content.stale:
-                raise StaleVersion("", "the source holds another version now")
-            try:
-                node = self._revalidate(content.file.ino, content.file.version)
-            except NotFound:
-                node = None
-            if node is None or node.version != content.file.version:
-                self._counters.stale += 1
-                content.stale = True
-                raise StaleVersion("", moved.why or "the source holds another version now")
-            content.replicas = node.replicas
-            return tuple(replica for replica in node.replicas if replica.proven)
-
-    def _stop(self) -> Stop:
-        stop: Stop | None = getattr(self._thread, "stop", None)
-        if stop is None:
-            stop = self._thread.stop = Stop()
-            with self._lock:
-                self._stops.add(stop)
-                if self._closed:
-                    stop.set()
-        return stop
-
-    def _pause(self, seconds: float) -> None:
-        stop = self._stop()
-        until = self._clock() + seconds
-        while self._clock() < until:
-            if stop.interrupted:
-                raise Interrupted("", "the mount is ending")
-            time.sleep(0.05)
-
     # -- the rest --------------------------------------------------------------------------------
 
     def holds(self, ino: int) -> bool:
@@ -745,13 +616,9 @@ class Reader:
     def close(self) -> None:
         """Interrupt what runs, forget what waits; readers get an error or nothing at all."""
         with self._lock:
-            self._closed = True
-            stops = list(self._stops)
             contents = list(self._contents.values())
-        self._devices.close()
         self._local.close()
-        for stop in stops:
-            stop.set()
+        self._sources.close()
         for content in contents:
             self._fail_all(content, Unavailable("", "the mount is ending"))
 
