@@ -27,6 +27,7 @@ from tests.servers.process import children
 BIN = Path(sys.executable).parent
 READER = Path(__file__).with_name("reader_process.py")
 COMMAND_S = 150.0
+SLOW_S = 10.0
 PATIENCE_S = 60.0
 """How long something that should happen may take on a busy machine."""
 
@@ -189,7 +190,7 @@ class Hsfs:
         for environment in environments:
             self.env.update(environment)
         self._readers: list[Reader] = []
-        self._pids: set[int] = set()
+        self.pids: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -232,8 +233,9 @@ class Hsfs:
         self, *words: object, prefix: Sequence[str] = (), check: int | None = 0
     ) -> subprocess.CompletedProcess[str]:
         """One `hsfs` command to its end; `check`: the exit code that it has to have."""
+        began = time.monotonic()
         done = subprocess.run(
-            [*prefix, str(BIN / "hsfs"), *(os.fsdecode(os.fspath(w)) for w in words)],  # type: ignore[arg-type,call-overload]
+            [*prefix, str(BIN / "hsfs"), *(os.fsdecode(os.fspath(w)) for w in words)],  # type: ignore[call-overload]
             capture_output=True,
             text=True,
             errors="surrogateescape",
@@ -243,6 +245,8 @@ class Hsfs:
             env=self.env,
             cwd=self.root,
         )
+        if (elapsed := time.monotonic() - began) > SLOW_S:
+            print(f"slow: {elapsed:.1f} s: {words}\n{done.stderr}\n{self.logs()}")
         if check is not None and done.returncode != check:
             raise AssertionError(
                 f"{words}: exit {done.returncode}\n{done.stdout}{done.stderr}\n{self.logs()}"
@@ -319,9 +323,9 @@ class Hsfs:
         """Remember every process of ours, for the end."""
         for path in (self.root / "run").glob("*.json"):
             with contextlib.suppress(OSError, ValueError):
-                self._pids.add(int(json.loads(path.read_text())["pid"]))
+                self.pids.add(int(json.loads(path.read_text())["pid"]))
         with contextlib.suppress(OSError, ValueError):
-            self._pids |= {self.mds_pid(), *children(self.mds_pid())}
+            self.pids |= {self.mds_pid(), *children(self.mds_pid())}
 
     def mounted(self, mountpoint: Path) -> bool:
         text = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
@@ -344,26 +348,21 @@ class Hsfs:
             if line.split(" ")[4].startswith(f"{self.root}/")
         ]
         # Politely first: a mount that ends by itself is part of what is tested.
-        for pid in self._pids:
-            if self._ours(pid):
+        for pid in self.pids:
+            if self.ours(pid):
                 _signal(pid, signal.SIGCONT)
                 _signal(pid, signal.SIGTERM)
         for place in reversed(places):
             subprocess.run(["umount", "-l", place], check=False, timeout=30, capture_output=True)
-        for pid in self._pids:
-            if self._ours(pid):
-                end(pid)
+        stubborn = [pid for pid in self.pids if self.ours(pid) and not end(pid)]
         for reader in self._readers:
             reader.close()
         shutil.rmtree(self.root, ignore_errors=True)
+        assert not stubborn, "processes that SIGTERM does not end"
 
-    def _ours(self, pid: int) -> bool:
+    def ours(self, pid: int) -> bool:
         """Whether the pid still is a process of hsfs: numbers are used again."""
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return any(word.startswith(b"hsfs.cli.") for word in words)
+        return any(word.startswith(b"hsfs.cli.") for word in _words(pid))
 
 
 def _signal(pid: int, number: int) -> None:
@@ -371,19 +370,33 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def end(pid: int, number: int = signal.SIGTERM, limit_s: float = 30.0) -> None:
-    """Signal a process and wait until it is gone; at last with SIGKILL."""
+def end(pid: int, number: int = signal.SIGTERM, limit_s: float = 30.0) -> bool:
+    """Signal a process and wait until it is gone, at last with SIGKILL; whether it went by the
+    signal. A pid that is nobody's any more counts as gone."""
     try:
         fd = os.pidfd_open(pid)
     except OSError as error:
         if error.errno == errno.ESRCH:
-            return
+            return True
         raise
     try:
         for sent in (number, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, sent)
             if select.select([fd], [], [], limit_s)[0]:
-                return
+                return sent == number
+            print(f"process {pid} outlives signal {sent}: {_words(pid)!r}, its stacks:")
+            command = [str(BIN / "py-spy"), "dump", "--nonblocking", "--pid", str(pid)]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                print(subprocess.run(command, capture_output=True, timeout=60, check=False).stdout)
+        return False
     finally:
         os.close(fd)
+
+
+def _words(pid: int) -> list[bytes]:
+    """The command line of a process; [] when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
