@@ -71,7 +71,7 @@ def _fit(index: Index, slot: Slot, key: bytes) -> bool:
     charge = charge_of(index.entries[key])
     if not stat.S_ISREG(found.st_mode):
         return False
-    if found.st_blocks * 512 <= charge + charge // 64 + MAP_SLACK:
+    if found.st_blocks * 512 <= charge + charge // 8192 + MAP_SLACK:
         return True
     record = index.read(key)
     if record is None:

@@ -83,6 +83,7 @@ class OpenFile:
         "blocks",
         "dirty",
         "doomed",
+        "extra",
         "fd",
         "file",
         "filling",
@@ -121,6 +122,7 @@ class OpenFile:
         self.right = 0  # blocks in state RIGHT
         self.present = 0  # blocks in state RIGHT or UNPROVEN
         self.spoiled: set[int] = set()  # missing blocks whose bytes are on disk all the same
+        self.extra = 0  # the same of an earlier use: how many, not which
         self.hashes = BlockHashes(self.blocks, self._segment)
         self.filling = 0  # fills that write
         # Descriptor (guarded by the table's lock)
@@ -204,9 +206,9 @@ class OpenFile:
 
     # -- the record in the index
 
-    def restore(self, record: Record, fd: int, floor: int) -> None:
-        """Take up a recorded state; not shared yet. Unproven unless its run is trusted and the
-        cache file is as it was left."""
+    def restore(self, record: Record, charge: int, fd: int, floor: int) -> None:
+        """Take up a recorded state, which stands for `charge` bytes; not shared yet. Unproven
+        unless its run is trusted and the cache file is as it was left."""
         found = self.take_stat(fd)
         self.fresh = False
         states = zlib.decompress(record.states) if record.states else b"\1" * self.blocks
@@ -223,6 +225,8 @@ class OpenFile:
         ):
             wanted = bytearray(self.blocks)
         self.present = self.blocks - wanted.count(MISSING)
+        self.reserved = charge
+        self.extra = max(0, charge - self.charge + BLOCK_SIZE - 1) // BLOCK_SIZE
         if trusted:
             self.right = self.present
         else:
@@ -261,9 +265,14 @@ class OpenFile:
 
     @property
     def charge(self) -> int:
-        """Bytes of the bound that the present blocks need."""
-        held = (self.present + len(self.spoiled)) * BLOCK_SIZE
-        return max(UNIT, min(held, self.full_charge))
+        """Bytes of the bound for what is on the disk."""
+        return max(UNIT, min(self.held * BLOCK_SIZE, self.full_charge))
+
+    @property
+    def held(self) -> int:
+        """Blocks on the disk. Those that were dropped stay there, counted, until they are filled
+        or the file goes: a hole punched instead could reach a reader that is past its check."""
+        return self.present + len(self.spoiled) + self.extra
 
     def mark(self, first: int, last: int, digests: bytes) -> None:
         """Blocks [first, last) are written and right."""

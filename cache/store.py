@@ -253,15 +253,17 @@ class DiskStore:
             if not self._loaded.is_set():
                 return None
             record = self._read_record(key)
+            charge = charge_of(index.entries[key])
         if record is not None and (record.version, record.size) != (file.version, file.size):
             record = None  # another version with the same hash
-        return self._restore(key, file, record, index, slot, wait)
+        return self._restore(key, file, record, charge, index, slot, wait)
 
     def _restore(
         self,
         key: bytes,
         file: FileVersion,
         record: Record | None,
+        charge: int,
         index: Index,
         slot: Slot,
         wait: bool,
@@ -275,7 +277,7 @@ class DiskStore:
             if fd < 0:
                 return None
             try:
-                state.restore(record, fd, self._start.floor)
+                state.restore(record, charge, fd, self._start.floor)
             finally:
                 self.descriptors.release(state)
         except (Corrupt, zlib.error):
@@ -296,8 +298,8 @@ class DiskStore:
         with self._lock:
             other = self._files.get(key)
             packed = index.entries.get(key)
-            if other is None and packed is not None and index is self._index:
-                state.reserved = charge_of(packed)
+            unchanged = packed is not None and charge_of(packed) == charge
+            if other is None and unchanged and index is self._index:
                 self._files[key] = state
                 return self._use(state)
             handle = self._use(other) if other is not None and other.file == file else None
@@ -476,7 +478,7 @@ class DiskStore:
 
     def _wanted(self, file: OpenFile) -> int:
         """Bytes that the file's present and admitted blocks need beyond what it has. Locked."""
-        held = (file.present + len(file.spoiled) + file.inflight) * BLOCK_SIZE
+        held = (file.held + file.inflight) * BLOCK_SIZE
         return min(held, file.full_charge) - file.reserved
 
     def _fits(self, size: int, files: int) -> bool:
@@ -744,8 +746,7 @@ class DiskStore:
                 record, segments = state.record(self._start.run)
                 taken.append((state, segments))
                 frames += [Frame(Kind.SEGMENT, key, n, data) for n, data in segments]
-                charge = max(UNIT, state.reserved)
-                frames.append(Frame(Kind.FILE, key, charge // UNIT, encode_record(record)))
+                frames.append(Frame(Kind.FILE, key, state.charge // UNIT, encode_record(record)))
             try:
                 index.append(frames)
                 index.compact(self._start)
