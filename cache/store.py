@@ -624,6 +624,7 @@ class DiskStore:
     def _background(self) -> None:
         next_probe = 0.0
         while not self._stop:
+            self.buffers.tidy()
             try:
                 if self._index is not None and not self._loaded.is_set() and not self._trouble:
                     self._adopt()

@@ -30,13 +30,9 @@ _ANSWER_S = 30.0
 _LOG_MAX = 16 * 1024**2
 _NAME_MAX = 200
 
-# glibc gives memory back only from the top of each arena: few arenas and a low, fixed threshold
-# bring the process back to its idle size after a burst of readers.
-_MALLOC = {
-    "MALLOC_ARENA_MAX": "2",
-    "MALLOC_TRIM_THRESHOLD_": "131072",
-    "MALLOC_MMAP_THRESHOLD_": "262144",
-}
+# glibc gives memory back only arena by arena: few of them bring the process back to its idle size
+# after a burst of readers. The session sets malloc's thresholds.
+_MALLOC = {"MALLOC_ARENA_MAX": "2"}
 
 
 @dataclass(frozen=True, slots=True)
