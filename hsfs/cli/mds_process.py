@@ -164,7 +164,7 @@ async def serve(volume: Volume, options: Options, ready: Callable[[Serving], Non
             )
             stack.push_async_callback(http_runner.cleanup)
             http = (host, port)
-        (volume.state / PID_NAME).write_text(f"{os.getpid()}\n")
+        _publish_pid(volume.state / PID_NAME)
 
         address = state_address(volume.state)
         tasks = [
@@ -214,6 +214,13 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _publish_pid(path: Path) -> None:
+    # By a rename: whoever reads it while another server takes over finds one pid or the other.
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(f"{os.getpid()}\n")
+    new.replace(path)
 
 
 def _unlink_ours(path: Path) -> None:
