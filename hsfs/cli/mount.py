@@ -30,9 +30,8 @@ _ANSWER_S = 30.0
 _LOG_MAX = 16 * 1024**2
 _NAME_MAX = 200
 
-# glibc gives memory back only arena by arena: few of them bring the process back to its idle size
-# after a burst of readers. The session sets malloc's thresholds.
-_MALLOC = {"MALLOC_ARENA_MAX": "2"}
+# For threads that start before the process has tuned its malloc: see process_limits.
+_MALLOC = {"MALLOC_ARENA_MAX": "1"}
 
 
 @dataclass(frozen=True, slots=True)

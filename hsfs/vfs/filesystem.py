@@ -186,8 +186,11 @@ class Vfs:
         return counters.reads + counters.node_hits + counters.node_misses
 
     def tidy(self) -> int:
-        """For a front that is idle: drop what has expired, pack the rest; how much that was."""
-        return self.inodes.settle()
+        """For a front that is idle: drop what has expired and what was brought for readers that
+        did not come (Tier 0 has it), pack the rest; how much that was."""
+        held = self._reader.usage()["held_files"]
+        self._reader.drop_held()
+        return held + self.inodes.settle()
 
     # -- from worker threads ---------------------------------------------------------------------
 
