@@ -145,7 +145,8 @@ class JobBoard:
         taker = (mover, limit, future)
         self._takers.append(taker)
         try:
-            return await asyncio.wait_for(asyncio.shield(future), wait_s)
+            async with asyncio.timeout(wait_s):
+                return await asyncio.shield(future)
         except TimeoutError:
             return future.result() if future.done() else []
         finally:

@@ -177,8 +177,12 @@ class Child:
         # A first word may take long: Python starts slowly on a busy machine.
         heard_s = time.monotonic() + _FIRST_WORD_S - self._silent_s
         while True:
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes in the moment in
+            # which the process ends, and a server stopped together with its child would wait for
+            # this task for ever.
             try:
-                return await asyncio.wait_for(process.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    return await process.wait()
             except TimeoutError:
                 pass
             heard_s = self._heard(process.pid) or heard_s
@@ -190,7 +194,8 @@ class Child:
         for sent in (signal.SIGTERM, signal.SIGKILL):
             try:
                 process.send_signal(sent)
-                await asyncio.wait_for(process.wait(), 3)
+                async with asyncio.timeout(3):
+                    await process.wait()
             except TimeoutError:
                 continue
             except ProcessLookupError:

@@ -349,7 +349,8 @@ async def _covers(journal: Journal, seq: int) -> bool:
         return True
     watch = journal.watch(seq)
     try:
-        await asyncio.wait_for(anext(watch), 5)
+        async with asyncio.timeout(5):
+            await anext(watch)
     except Trimmed:
         return False
     except (TimeoutError, StopAsyncIteration):

@@ -189,7 +189,8 @@ async def serve(volume: Volume, options: Options, ready: Callable[[Serving], Non
 
         while not stop.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await stop.wait()
             for task in tasks:
                 if task.done():
                     task.result()  # raises: a part of the server that broke ends it
