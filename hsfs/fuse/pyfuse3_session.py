@@ -179,7 +179,9 @@ class Operations(pyfuse3.Operations):
             return errno.EIO
         if isinstance(error, _QUIET):
             log.debug("%s: %s", operation, error)
-            return error.errno
+            # An inode that is gone (a missing name is not an error here) says nothing of the name
+            # that led to it: there may be another file by now. ESTALE makes the kernel look it up.
+            return errno.ESTALE if isinstance(error, NotFound) else error.errno
         key, now = (operation, error.errno), time.monotonic()
         since, count = self._told.get(key, (-1.0, 0))
         if now - since < 1.0:

@@ -1,13 +1,16 @@
 """Sources that change under a mount: every read is one version or an errno, and the new version
 shows within `freshness`. Over a local folder, an NFS server and a bucket at once."""
 
+import collections
 import itertools
 import os
+import random
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.mount.command import Hsfs, eventually
+from tests.mount.command import Answer, Hsfs, eventually
 from tests.mount.sources import Bucket, Folder, content
 
 KINDS = ("file", "nfs", "s3")
@@ -273,3 +276,46 @@ def test_refresh_asks_at_once(place, kind, nas, lake):
             assert gone["what"].endswith(f"{name}/b"), gone
         assert reader.read(path / "b").errno == "ENOENT"
         slow.umount(mnt)
+
+
+def test_files_that_are_replaced_all_the_time(place):
+    """Every read is one version that was there, whole, or an errno; the last one shows."""
+    _, name = place.folder("file")
+    versions = {kind: [] for kind in KINDS}
+    moments = random.Random(name)
+    names = dict.fromkeys(KINDS, f"{name}/f")
+
+    def write(kind):
+        number = len(versions[kind])
+        data = content((kind, name, number), moments.choice((1_000_000, 2 * MIB, 2 * MIB + 5)))
+        versions[kind].append(data)
+        place.sources[kind].replace(names[kind], data)
+
+    readers = [(kind, place.hsfs.reader()) for kind in KINDS for _ in range(2)]
+    for kind in KINDS:
+        write(kind)
+        file = place.mnt / kind / names[kind]
+        place.hsfs.seen(lambda file=file: place.reader.read(file), versions[kind][0])
+    said = {kind: collections.Counter() for kind in KINDS}
+    for kind, reader in readers:
+        reader.begin("read", path=place.mnt / kind / names[kind])
+    end_s = time.monotonic() + 6
+    while time.monotonic() < end_s:
+        write(moments.choice(KINDS))
+        for kind, reader in readers:
+            if reader.pending():
+                continue
+            answer = Answer(reader.end())
+            known = {str(n): data for n, data in enumerate(versions[kind])}
+            said[kind][answer.which(**known)] += 1
+            reader.begin("read", path=place.mnt / kind / names[kind])
+    for kind, reader in readers:
+        known = {str(n): data for n, data in enumerate(versions[kind])}
+        said[kind][Answer(reader.end()).which(**known)] += 1
+    for kind in KINDS:
+        errors = {word for word in said[kind] if not word.isdigit()}
+        assert errors <= {"ESTALE", "EIO"}, said
+        assert len(said[kind]) > len(errors), said
+        file = place.mnt / kind / names[kind]
+        place.hsfs.seen(lambda file=file: place.reader.read(file), versions[kind][-1])
+    print(said)
