@@ -615,7 +615,10 @@ def _check_pyfuse3() -> None:
 
 
 def _session_loop() -> Loop:
-    loop: Loop = pyfuse3._session_loop(None, 1, 0)  # type: ignore[attr-defined]
+    # At most INT_MIN tasks, so that it never starts one by itself. 0 is not enough: each loop that
+    # ends counts one down, and the next one would be started in a nursery that is not there, in
+    # place of answering the request that was just received.
+    loop: Loop = pyfuse3._session_loop(None, 1, -(2**31))  # type: ignore[attr-defined]
     return loop
 
 

@@ -24,6 +24,7 @@ from hsfs.cache.store import open_store
 from hsfs.core.errors import NoSpace, Unavailable
 from hsfs.core.ports import Invalidation
 from hsfs.core.types import DeviceId
+from hsfs.fuse import serving
 from hsfs.fuse.options import MountOptions
 from hsfs.fuse.pyfuse3_session import serve
 from hsfs.vfs.filesystem import Vfs
@@ -74,6 +75,7 @@ class FullStore(MemoryStore):
 
 
 async def main(config):
+    serving.IDLE_MAX = config.get("idle_max", serving.IDLE_MAX)
     source = await open_posix(DeviceId(1), Path(config["source"]).as_uri(), {"timeout": 5.0})
     gate = Gate(source)
     mds = MdsDouble(gate, ttl_s=config.get("ttl_s", 30.0))

@@ -345,3 +345,30 @@ def test_a_small_node_cache_asks_again_and_stays_right(source):
                 path = mount.mountpoint / "many" / f"f{number:04d}"
                 assert path.read_bytes() == b"%d" % number * 50
         assert mount.stats()["now"]["nodes"] <= 1024 + 256
+
+
+def test_every_request_is_answered_after_a_burst(tmp_path):
+    """Loops of a burst end when it is over. That once made pyfuse3 start loops of its own, in
+    place of answering the request that it had just received."""
+    fill(tmp_path)
+    with mounted(tmp_path, idle_max=1) as mount:
+        root = mount.mountpoint / "many"
+        right = {path.name: (tmp_path / "many" / path.name).read_bytes() for path in root.iterdir()}
+        for burst in range(4):
+            mount.do("gate", mode="hang")
+            names = sorted(right)[burst * 100 : burst * 100 + 24]
+            before = mount.stats()["gate"][0]
+            wrong = list(names)
+
+            def read(name, wrong=wrong):
+                if (root / name).read_bytes() == right[name]:
+                    wrong.remove(name)
+
+            readers = [threading.Thread(target=read, args=[name], daemon=True) for name in names]
+            for reader in readers:
+                reader.start()
+            wait_for(lambda before=before: mount.stats()["gate"][0] >= before + 2)
+            mount.do("gate", mode="open")
+            for reader in readers:
+                reader.join(60)
+            assert wrong == []
