@@ -536,7 +536,7 @@ async def serve(
                 await nursery.start(vfs.run, notifier.put)
                 nursery.start_soon(_rest_when_idle, vfs)
                 serving.start()
-                nursery.start_soon(_read_ahead_raised, path, options.read_ahead)
+                nursery.start_soon(_read_ahead_raised, serving, path, options.read_ahead)
                 ready()
                 await ended.wait()
             finally:
@@ -668,17 +668,21 @@ def _device_of(path: str) -> str | None:
     return found
 
 
-async def _read_ahead_raised(path: str, size: int) -> None:
+async def _read_ahead_raised(serving: Serving, path: str, size: int) -> None:
     if os.geteuid() == 0:
-        await trio.to_thread.run_sync(_raise_read_ahead, path, size, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(
+            _raise_read_ahead, serving, path, size, abandon_on_cancel=True
+        )
 
 
-def _raise_read_ahead(path: str, size: int) -> None:
+def _raise_read_ahead(serving: Serving, path: str, size: int) -> None:
     """The kernel's readahead: 128 KiB by default, too little to keep several fetches busy, and with
     it goes the size of READs (up to 1 MiB). The kernel lowers it to the default when it takes the
-    answer to INIT, so this waits until a later request was answered."""
+    answer to INIT, so this waits for that; without touching the mount, as a process that waits for
+    its own answer can't be killed."""
+    if not serving.begun.wait(60):
+        return
     try:
-        os.lstat(path)
         device = _device_of(os.path.realpath(os.path.dirname(path)) + "/" + os.path.basename(path))
         if device is not None:
             Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(str(size // 1024))

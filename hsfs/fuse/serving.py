@@ -113,6 +113,7 @@ class Serving:
         self._closed = False
         self._resuming = 0
         self._gate = threading.Condition(threading.Lock())
+        self.begun = threading.Event()  # the first request, INIT, was answered
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="hsfs-fuse", daemon=True)
         os.set_blocking(fd, False)
@@ -190,6 +191,7 @@ class Serving:
                     drive(idle.pop(), True)
                 elif self._live < REQUESTS_MAX:
                     self._begin()
+                    self.begun.set()
                 else:
                     time.sleep(0.002)
         except Exception:
