@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -78,6 +79,7 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the command `hsfs`."""
+    own_process = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     verb = next((word for word in arguments if not word.startswith("-")), "")
     code_of = exits.mount_exit_code if verb == "mount" else exits.exit_code
@@ -86,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lambda: cli.main(arguments, prog_name="hsfs", standalone_mode=False),
         arguments,
         code_of,
+        own_process,
     )
 
 
@@ -94,34 +97,54 @@ def run(
     body: Callable[[], object],
     arguments: Sequence[str],
     code_of: Callable[[HsfsError], int],
+    own_process: bool,
 ) -> None:
-    """Run a command's body and exit: with its whole-number result, or as its error says."""
+    """Run a command's body and exit: with its whole-number result, or as its error says.
+
+    With own_process the process is about to end: once its exit code is known Ctrl-C can't change
+    it any more, or one that arrives while the interpreter ends would kill it by the signal.
+    """
+    try:
+        code = _outcome(program, body, arguments, code_of)
+    except KeyboardInterrupt:  # A second Ctrl-C, while the first or an error was being told.
+        code = exits.INTERRUPTED
+    if own_process:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
+
+
+def _outcome(
+    program: str,
+    body: Callable[[], object],
+    arguments: Sequence[str],
+    code_of: Callable[[HsfsError], int],
+) -> int:
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     output = Output(json="--json" in options)
     try:
         code = body()
+        return code if isinstance(code, int) else exits.OK
     except click.exceptions.Exit as e:
-        code = e.exit_code
+        return e.exit_code
     except (click.Abort, KeyboardInterrupt):
         if not output.json:
             sys.stderr.write("\n")
-        code = exits.INTERRUPTED
+        return exits.INTERRUPTED
     except click.ClickException as e:
-        code = _fail(output, _usage(e, program), code_of)
+        return _fail(output, _usage(e, program), code_of)
     except HsfsError as e:
-        code = _fail(output, e, code_of)
+        return _fail(output, e, code_of)
     except BrokenPipeError:
         # The reader of our output went away (`hsfs status | head`): not worth a word.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = exits.FAILED
+        return exits.FAILED
     except Exception as e:
         internal = HsfsError(
             program,
             f"internal error: {type(e).__name__}: {e}",
             "run it again with HSFS_DEBUG=1 and report the traceback",
         )
-        code = _fail(output, internal, code_of)
-    sys.exit(code if isinstance(code, int) else exits.OK)
+        return _fail(output, internal, code_of)
 
 
 def _usage(error: click.ClickException, program: str) -> UsageError:

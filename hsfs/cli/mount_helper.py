@@ -89,9 +89,10 @@ def _mount(arguments: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the command `mount.hsfs`."""
+    own_process = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments)
 
     def code_of(error: HsfsError) -> int:
         return exits.mount_exit_code(error)
 
-    run("mount.hsfs", lambda: _mount(arguments), arguments, code_of)
+    run("mount.hsfs", lambda: _mount(arguments), arguments, code_of, own_process)

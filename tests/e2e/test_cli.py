@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hsfs.cli import exits
+from hsfs.cli import main as entry
 from hsfs.cli.main import VERBS
+from hsfs.cli.output import Output
+from hsfs.core.errors import HsfsError
 
 BIN = Path(sys.executable).parent
 
@@ -200,3 +204,38 @@ def test_mount_helper_arguments(tmp_path):
     assert "read-only" in done.stderr
     done = run(path, tmp_path / "mnt", "-f", "-o", "xyzzy", program=helper)
     assert (done.returncode, "unknown mount option" in done.stderr) == (1, True)
+
+
+ENDING = """
+import atexit, os, signal, sys
+from hsfs.cli.main import main
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.argv = ["hsfs", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["mount"], 1), (["nonsense"], 2)])
+def test_interrupt_after_the_exit_code_is_known(words, code):
+    """Ctrl-C while the interpreter ends does not replace the exit code by a death by signal."""
+    command = [sys.executable, "-c", ENDING, *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("error", [HsfsError("x", "broken", "mend it"), KeyboardInterrupt()])
+def test_interrupt_while_an_error_is_told(monkeypatch, error):
+    """A Ctrl-C (or the second one) that hits the telling of an error is an interrupt like any."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def body():
+        raise error
+
+    monkeypatch.setattr(Output, "error", interrupted)
+    monkeypatch.setattr(sys.stderr, "write", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        entry.run("hsfs", body, [], exits.exit_code, own_process=False)
+    assert ended.value.code == exits.INTERRUPTED
