@@ -5,17 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import cast
 
 import trio
 
+from hsfs.backends.forwarding import ForwardedPages, Forwarding
 from hsfs.core.errors import HsfsError
-from hsfs.core.ports import Announcer, Backend, FlatLister, Interrupt
+from hsfs.core.ports import Backend, Interrupt
 from hsfs.core.types import (
-    Capabilities,
-    Cursor,
-    DeviceId,
-    Extent,
     ObjectStat,
     Page,
     Place,
@@ -38,24 +34,16 @@ class Fault:
 Script = Callable[[str, Place, int], Fault | None]
 
 
-class Faulty:
+class Faulty(Forwarding):
     """Asks `script(operation, place, number)` before each call, where operation is "stat", "read",
     "scan" (each page), "list_flat" (each page) or "probe", and number counts the calls of that
     operation from 0."""
 
     def __init__(self, inner: Backend, script: Script) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.script = script
         self._lock = threading.Lock()
         self._calls: dict[str, int] = {}
-
-    @property
-    def device(self) -> DeviceId:
-        return self.inner.device
-
-    @property
-    def caps(self) -> Capabilities:
-        return self.inner.caps
 
     def calls(self, operation: str) -> int:
         """How often an operation was asked for."""
@@ -64,7 +52,7 @@ class Faulty:
 
     async def stat(self, place: Place) -> ObjectStat:
         await self.trouble("stat", place)
-        return await self.inner.stat(place)
+        return await super().stat(place)
 
     def read_into(
         self,
@@ -78,7 +66,7 @@ class Faulty:
     ) -> int:
         fault = self._next("read", place)
         if fault is None:
-            return self.inner.read_into(place, offset, buf, expect=expect, interrupt=interrupt)
+            return super().read_into(place, offset, buf, expect=expect, interrupt=interrupt)
         if fault.delay_s:
             woken = threading.Event()
             interrupt.attach(woken.set)
@@ -87,26 +75,16 @@ class Faulty:
         size = 0
         if fault.error is None or fault.keep:
             part = buf if fault.keep is None else buf[: fault.keep]
-            size = self.inner.read_into(place, offset, part, expect=expect, interrupt=interrupt)
+            size = super().read_into(place, offset, part, expect=expect, interrupt=interrupt)
         if fault.error is not None:
             raise fault.error
         if fault.flip is not None and fault.flip < size:
             buf[fault.flip] ^= 0xFF
         return size
 
-    def announce(self, place: Place, extent: Extent, /) -> None:
-        if self.caps.announces:
-            cast("Announcer", self.inner).announce(place, extent)
-
-    def scan(self, directory: Place, *, after: Cursor | None = None) -> AsyncIterator[Page]:
-        return _FaultyPages(self, "scan", directory, self.inner.scan(directory, after=after))
-
     async def probe(self) -> Space:
         await self.trouble("probe", Place(b""))
-        return await self.inner.probe()
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
+        return await super().probe()
 
     async def trouble(self, operation: str, place: Place) -> None:
         """Make the scripted fault of one asynchronous call."""
@@ -123,37 +101,21 @@ class Faulty:
             self._calls[operation] = number + 1
         return self.script(operation, place, number)
 
+    def _listing(
+        self, operation: str, place: Place, pages: AsyncIterator[Page]
+    ) -> AsyncIterator[Page]:
+        return _FaultyPages(self, operation, place, pages)
 
-class _FaultyPages:
+
+class _FaultyPages(ForwardedPages):
     def __init__(
         self, faults: Faulty, operation: str, place: Place, pages: AsyncIterator[Page]
     ) -> None:
+        super().__init__(pages)
         self._faults = faults
         self._operation = operation
         self._place = place
-        self._pages = pages
-
-    def __aiter__(self) -> _FaultyPages:
-        return self
 
     async def __anext__(self) -> Page:
         await self._faults.trouble(self._operation, self._place)
-        return await anext(self._pages)
-
-    async def aclose(self) -> None:
-        close = getattr(self._pages, "aclose", None)
-        if close is not None:
-            await close()
-
-
-class FaultyLister(Faulty):
-    """The same for a backend that lists whole prefixes."""
-
-    def list_flat(self, prefix: Place, *, after: Cursor | None = None) -> AsyncIterator[Page]:
-        inner: FlatLister = self.inner  # type: ignore[assignment]
-        return _FaultyPages(self, "list_flat", prefix, inner.list_flat(prefix, after=after))
-
-
-def faulty(backend: Backend, script: Script) -> Faulty:
-    """`backend` with scripted faults, with the powers that it has."""
-    return FaultyLister(backend, script) if backend.caps.flat_list else Faulty(backend, script)
+        return await super().__anext__()

@@ -15,7 +15,6 @@ import contextlib
 import socket
 import ssl
 import struct
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,38 +30,6 @@ _RECEIVE_BUFFER: Final = 4 << 20
 _DRAIN_MAX: Final = 64 * 1024
 _LOW_WATER: Final = 256 * 1024  # wake the reader of a big body once per so many bytes
 _LITTLE: Final = 1024  # fewer bytes than this per time limit is no progress
-
-
-class Interruption:
-    """An Interrupt that its owner sets from any thread."""
-
-    __slots__ = ("_lock", "_set", "_stop")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._stop: Callable[[], None] | None = None
-        self._set = False
-
-    def attach(self, stop: Callable[[], None]) -> None:
-        with self._lock:
-            self._stop = stop
-            if self._set:
-                stop()
-
-    def detach(self) -> None:
-        with self._lock:
-            self._stop = None
-
-    @property
-    def interrupted(self) -> bool:
-        return self._set
-
-    def set(self) -> None:
-        """Interrupt now; what is attached later is stopped at once."""
-        with self._lock:
-            self._set = True
-            if self._stop is not None:
-                self._stop()
 
 
 class _Link:

@@ -6,15 +6,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
+from hsfs.backends.forwarding import ForwardedPages, Forwarding
 from hsfs.core.errors import HsfsError
-from hsfs.core.ports import Announcer, Backend, FlatLister, Interrupt
+from hsfs.core.ports import Backend, Interrupt
 from hsfs.core.types import (
-    Capabilities,
-    Cursor,
-    DeviceId,
-    Extent,
     ObjectStat,
     Page,
     Place,
@@ -41,11 +38,11 @@ class BackendCounters:
     errors: Mapping[str, int]  # by the error's code
 
 
-class Metered:
+class Metered(Forwarding):
     """Counts and forwards. `counters()` may be called from any thread."""
 
     def __init__(self, inner: Backend) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._lock = threading.Lock()
         self._reads = 0
         self._read_bytes = 0
@@ -56,14 +53,6 @@ class Metered:
         self._entries = 0
         self._in_flight = 0
         self._errors: dict[str, int] = {}
-
-    @property
-    def device(self) -> DeviceId:
-        return self.inner.device
-
-    @property
-    def caps(self) -> Capabilities:
-        return self.inner.caps
 
     def counters(self) -> BackendCounters:
         """A consistent snapshot."""
@@ -84,7 +73,7 @@ class Metered:
         with self._lock:
             self._stats += 1
         try:
-            return await self.inner.stat(place)
+            return await super().stat(place)
         except HsfsError as error:
             self._count(error)
             raise
@@ -104,7 +93,7 @@ class Metered:
             self._in_flight += 1
         size = 0
         try:
-            size = self.inner.read_into(place, offset, buf, expect=expect, interrupt=interrupt)
+            size = super().read_into(place, offset, buf, expect=expect, interrupt=interrupt)
         except HsfsError as error:
             self._count(error)
             raise
@@ -124,24 +113,16 @@ class Metered:
                 self._latency[index] += 1
         return size
 
-    def announce(self, place: Place, extent: Extent, /) -> None:
-        if self.caps.announces:
-            cast("Announcer", self.inner).announce(place, extent)
-
-    def scan(self, directory: Place, *, after: Cursor | None = None) -> AsyncIterator[Page]:
-        return self._counted(self.inner.scan(directory, after=after))
-
     async def probe(self) -> Space:
         try:
-            return await self.inner.probe()
+            return await super().probe()
         except HsfsError as error:
             self._count(error)
             raise
 
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-    def _counted(self, pages: AsyncIterator[Page]) -> AsyncIterator[Page]:
+    def _listing(
+        self, operation: str, place: Place, pages: AsyncIterator[Page]
+    ) -> AsyncIterator[Page]:
         return _CountedPages(self, pages)
 
     def _count(self, error: HsfsError) -> None:
@@ -159,42 +140,19 @@ class Metered:
         self._count(error)
 
 
-class _CountedPages:
-    """Not a generator: closing this closes the listing below it, and nothing hangs between."""
-
+class _CountedPages(ForwardedPages):
     def __init__(self, meter: Metered, pages: AsyncIterator[Page]) -> None:
+        super().__init__(pages)
         self._meter = meter
-        self._pages = pages
-
-    def __aiter__(self) -> _CountedPages:
-        return self
 
     async def __anext__(self) -> Page:
         try:
-            page = await anext(self._pages)
+            page = await super().__anext__()
         except HsfsError as error:
             self._meter.count_error(error)
             raise
         self._meter.count_page(page)
         return page
-
-    async def aclose(self) -> None:
-        close = getattr(self._pages, "aclose", None)
-        if close is not None:
-            await close()
-
-
-class MeteredLister(Metered):
-    """The same for a backend that lists whole prefixes."""
-
-    def list_flat(self, prefix: Place, *, after: Cursor | None = None) -> AsyncIterator[Page]:
-        inner: FlatLister = self.inner  # type: ignore[assignment]
-        return self._counted(inner.list_flat(prefix, after=after))
-
-
-def metered(backend: Backend) -> Metered:
-    """`backend`, counted, with the powers that it has."""
-    return MeteredLister(backend) if backend.caps.flat_list else Metered(backend)
 
 
 def counters_of(backend: Backend) -> BackendCounters | None:

@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, cast
 
-from hsfs.backends.metered import metered
-from hsfs.backends.throttled import throttled
+from hsfs.backends.metered import Metered
+from hsfs.backends.throttled import Throttled
 from hsfs.core.errors import UsageError
 from hsfs.core.ports import Backend
 from hsfs.core.types import DeviceId
@@ -49,12 +49,12 @@ async def open_backend(device: DeviceId, url: str, options: Options) -> Backend:
     """
     bare, in_url = split_url_options(url)
     every: dict[str, str | int | float | bool] = {**in_url, **options}
-    backend = metered(await opener(url)(device, bare, every))
+    backend = Metered(await opener(url)(device, bare, every))
     rate = _number(every, "rate")
     bandwidth = _number(every, "bandwidth")
     concurrency = _number(every, "concurrency")
     if rate or bandwidth or concurrency:
-        return throttled(backend, rate=rate, bandwidth=bandwidth, concurrency=int(concurrency))
+        return Throttled(backend, rate=rate, bandwidth=bandwidth, concurrency=int(concurrency))
     return backend
 
 

@@ -12,7 +12,6 @@ from urllib.parse import unquote_to_bytes
 
 import trio
 
-from hsfs.backends.http_wire import Interruption
 from hsfs.backends.s3_answers import http_time
 from hsfs.backends.s3_client import Access, Client
 from hsfs.backends.s3_credentials import chain
@@ -21,6 +20,7 @@ from hsfs.backends.s3_list import PageSource
 from hsfs.backends.s3_read import FastPath, Reader
 from hsfs.backends.s3_scan import MARKER, Lister
 from hsfs.core.errors import ConfigError, HsfsError, NotFound, ProtocolError, UsageError
+from hsfs.core.interruption import Interruption
 from hsfs.core.ports import Interrupt
 from hsfs.core.types import (
     Capabilities,

@@ -24,9 +24,9 @@ from typing import Final
 
 import trio
 
-from hsfs.backends.http_wire import Interruption
 from hsfs.backends.s3_list import PAGE, ListPage, PageSource
 from hsfs.core.errors import Unavailable
+from hsfs.core.interruption import Interruption
 from hsfs.core.types import Cursor, FileType, ObjectStat, Page, Place
 
 # Place.handle of an object whose key ends in "/", which would else name the prefix.

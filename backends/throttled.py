@@ -6,17 +6,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import cast
 
 import trio
 
+from hsfs.backends.forwarding import ForwardedPages, Forwarding
 from hsfs.core.errors import Interrupted
-from hsfs.core.ports import Announcer, Backend, FlatLister, Interrupt
+from hsfs.core.ports import Backend, Interrupt
 from hsfs.core.types import (
     Capabilities,
-    Cursor,
-    DeviceId,
-    Extent,
     ObjectStat,
     Page,
     Place,
@@ -57,11 +54,14 @@ class Budget:
                 self._free_at -= units / self._per_s
 
 
-class Throttled:
-    """Waits, then forwards."""
+class Throttled(Forwarding):
+    """A backend within limits: `rate` requests/s, `bandwidth` bytes/s, `concurrency` requests at
+    once; 0 is no limit."""
 
-    def __init__(self, inner: Backend, *, rate: float, bandwidth: float, concurrency: int) -> None:
-        self.inner = inner
+    def __init__(
+        self, inner: Backend, *, rate: float = 0, bandwidth: float = 0, concurrency: int = 0
+    ) -> None:
+        super().__init__(inner)
         self._requests = Budget(rate)
         self._bytes = Budget(bandwidth)
         self._slots = threading.BoundedSemaphore(concurrency) if concurrency else None
@@ -70,19 +70,15 @@ class Throttled:
         self._caps = replace(caps, concurrency=concurrency) if concurrency else caps
 
     @property
-    def device(self) -> DeviceId:
-        return self.inner.device
-
-    @property
     def caps(self) -> Capabilities:
         return self._caps
 
     async def stat(self, place: Place) -> ObjectStat:
         await self._wait()
         if self._tasks is None:
-            return await self.inner.stat(place)
+            return await super().stat(place)
         async with self._tasks:
-            return await self.inner.stat(place)
+            return await super().stat(place)
 
     def read_into(
         self,
@@ -103,7 +99,7 @@ class Throttled:
                     raise Interrupted("read")
         size = 0
         try:
-            size = self.inner.read_into(place, offset, buf, expect=expect, interrupt=interrupt)
+            size = super().read_into(place, offset, buf, expect=expect, interrupt=interrupt)
         finally:
             if self._slots is not None:
                 self._slots.release()
@@ -111,19 +107,14 @@ class Throttled:
                 self._bytes.give_back(len(buf) - size)
         return size
 
-    def announce(self, place: Place, extent: Extent, /) -> None:
-        if self.caps.announces:
-            cast("Announcer", self.inner).announce(place, extent)
-
-    def scan(self, directory: Place, *, after: Cursor | None = None) -> AsyncIterator[Page]:
-        return _PacedPages(self._requests, self.inner.scan(directory, after=after))
-
     async def probe(self) -> Space:
         await self._wait()
-        return await self.inner.probe()
+        return await super().probe()
 
-    async def aclose(self) -> None:
-        await self.inner.aclose()
+    def _listing(
+        self, operation: str, place: Place, pages: AsyncIterator[Page]
+    ) -> AsyncIterator[Page]:
+        return _PacedPages(self._requests, pages)
 
     async def _wait(self) -> None:
         wait_s = self._requests.take(1)
@@ -131,43 +122,18 @@ class Throttled:
             await trio.sleep(wait_s)
 
 
-class _PacedPages:
+class _PacedPages(ForwardedPages):
     """Each page costs one request; one page ahead may be in flight below."""
 
     def __init__(self, requests: Budget, pages: AsyncIterator[Page]) -> None:
+        super().__init__(pages)
         self._requests = requests
-        self._pages = pages
-
-    def __aiter__(self) -> _PacedPages:
-        return self
 
     async def __anext__(self) -> Page:
         wait_s = self._requests.take(1)
         if wait_s > 0:
             await trio.sleep(wait_s)
-        return await anext(self._pages)
-
-    async def aclose(self) -> None:
-        close = getattr(self._pages, "aclose", None)
-        if close is not None:
-            await close()
-
-
-class ThrottledLister(Throttled):
-    """The same for a backend that lists whole prefixes."""
-
-    def list_flat(self, prefix: Place, *, after: Cursor | None = None) -> AsyncIterator[Page]:
-        inner: FlatLister = self.inner  # type: ignore[assignment]
-        return _PacedPages(self._requests, inner.list_flat(prefix, after=after))
-
-
-def throttled(
-    backend: Backend, *, rate: float = 0, bandwidth: float = 0, concurrency: int = 0
-) -> Throttled:
-    """`backend` within limits: `rate` requests/s, `bandwidth` bytes/s, `concurrency` requests at
-    once (0 = no limit), with the powers that it has."""
-    kind = ThrottledLister if backend.caps.flat_list else Throttled
-    return kind(backend, rate=rate, bandwidth=bandwidth, concurrency=concurrency)
+        return await super().__anext__()
 
 
 def _sleep(seconds: float, interrupt: Interrupt) -> None:

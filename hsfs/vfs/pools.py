@@ -16,44 +16,6 @@ Job = Callable[[], None]
 _IDLE_S = 20.0
 
 
-class Stop:
-    """An `Interrupt` of one or of many blocking calls of one thread; set once, from anywhere."""
-
-    __slots__ = ("_lock", "_set", "_stop")
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._set = False
-        self._stop: Callable[[], None] | None = None
-
-    def attach(self, stop: Callable[[], None]) -> None:
-        """See `core.ports.Interrupt`."""
-        with self._lock:
-            self._stop = stop
-            fire = self._set
-        if fire:
-            stop()
-
-    def detach(self) -> None:
-        """See `core.ports.Interrupt`."""
-        with self._lock:
-            self._stop = None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether `set` was called."""
-        return self._set
-
-    def set(self) -> None:
-        """Interrupt what runs now and all that comes later."""
-        with self._lock:
-            self._set = True
-            stop = self._stop
-            # Under the lock: after detach() returned, the callable must not run any more.
-            if stop is not None:
-                stop()
-
-
 class Pool:
     """Up to `size` threads that run jobs. A job must not raise: `on_error` gets what does."""
 

@@ -4,7 +4,8 @@ A device that fails is passed over for the next replica; one with `on_timeout = 
 again for ever. A backend that answers with another version makes us ask the metadata server: if the
 content did change, the content is marked stale and its readers get StaleVersion, never other bytes.
 
-Everything blocks and belongs to worker threads; each has one `Stop`, by which `close` ends it.
+Everything blocks and belongs to worker threads; each has one `Interruption`, by which `close` ends
+it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from hsfs.core.errors import (
     Unauthorised,
     Unavailable,
 )
+from hsfs.core.interruption import Interruption
 from hsfs.core.ports import Announcer
 from hsfs.core.types import Extent, Ino, Node, Replica, Version
 from hsfs.vfs.contents import Content
 from hsfs.vfs.counters import Counters
 from hsfs.vfs.devices import Devices, DeviceState
-from hsfs.vfs.pools import Pool, Stop
+from hsfs.vfs.pools import Pool
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class Sources:
         self._on_health = on_health
         self._clock = clock
         self._lock = threading.Lock()
-        self._stops: set[Stop] = set()
+        self._stops: set[Interruption] = set()
         self._thread = threading.local()
         self._closed = False
 
@@ -172,10 +174,10 @@ class Sources:
             content.replicas = node.replicas
             return tuple(replica for replica in node.replicas if replica.proven)
 
-    def _stop(self) -> Stop:
-        stop: Stop | None = getattr(self._thread, "stop", None)
+    def _stop(self) -> Interruption:
+        stop: Interruption | None = getattr(self._thread, "stop", None)
         if stop is None:
-            stop = self._thread.stop = Stop()
+            stop = self._thread.stop = Interruption()
             with self._lock:
                 self._stops.add(stop)
                 if self._closed:

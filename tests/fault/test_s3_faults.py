@@ -9,7 +9,6 @@ import time
 import pytest
 import trio
 
-from hsfs.backends.http_wire import Interruption
 from hsfs.backends.s3_backend import open_s3
 from hsfs.core.errors import (
     Corrupt,
@@ -20,6 +19,7 @@ from hsfs.core.errors import (
     TimedOut,
     Unavailable,
 )
+from hsfs.core.interruption import Interruption
 from hsfs.core.types import DeviceId, Extent, Place, Version
 from tests.servers.proxy import Proxy
 from tests.servers.seaweedfs import SeaweedFS

@@ -6,22 +6,22 @@ import time
 import pytest
 import trio
 
-from hsfs.backends.faulty import Fault, faulty
-from hsfs.backends.http_wire import Interruption
+from hsfs.backends.faulty import Fault, Faulty
 from hsfs.backends.memory import MemoryBackend
-from hsfs.backends.metered import counters_of, metered
-from hsfs.backends.throttled import Budget, throttled
+from hsfs.backends.metered import Metered, counters_of
+from hsfs.backends.throttled import Budget, Throttled
 from hsfs.core.errors import Interrupted, NotFound, Unavailable
+from hsfs.core.interruption import Interruption
 from hsfs.core.types import DeviceId, Extent, Place
 from tests.conformance.backend_suite import Subject, case_id, cases
 
 
 def decorators(backend):
     return {
-        "metered": lambda: metered(backend),
-        "throttled": lambda: throttled(backend, rate=1e6, bandwidth=1e12, concurrency=5),
-        "faulty": lambda: faulty(backend, lambda operation, place, number: None),
-        "all": lambda: throttled(metered(faulty(backend, lambda *call: None)), concurrency=3),
+        "metered": lambda: Metered(backend),
+        "throttled": lambda: Throttled(backend, rate=1e6, bandwidth=1e12, concurrency=5),
+        "faulty": lambda: Faulty(backend, lambda operation, place, number: None),
+        "all": lambda: Throttled(Metered(Faulty(backend, lambda *call: None)), concurrency=3),
     }
 
 
@@ -40,7 +40,7 @@ async def test_flat(name, case):
 async def test_directories(name, case):
     backend = MemoryBackend(DeviceId(1))
     decorated = decorators(backend)[name]()
-    assert not hasattr(decorated, "list_flat")
+    assert not decorated.caps.flat_list
     decorated.announce(Place(b"x"), Extent(0, 1))  # a hint, for whoever can use it
     await case(Subject(decorated, backend))
 
@@ -57,7 +57,7 @@ async def test_metered_counts():
     inner = MemoryBackend(DeviceId(1), flat=True, page=2)
     for i in range(5):
         inner.write(b"d/%d" % i, b"x" * i)
-    backend = throttled(metered(inner), rate=1e6)
+    backend = Throttled(Metered(inner), rate=1e6)
     assert read(backend, b"d/4", 10) == b"xxxx"
     assert read(backend, b"d/3", 2) == b"xx"
     with pytest.raises(NotFound):
@@ -93,12 +93,12 @@ async def test_throttled_rates():
     inner = MemoryBackend(DeviceId(1))
     inner.write(b"f", b"x" * 100_000)
     start = time.monotonic()
-    slow = throttled(inner, bandwidth=400_000)
+    slow = Throttled(inner, bandwidth=400_000)
     for _ in range(4):
         await trio.to_thread.run_sync(read, slow, b"f", 100_000)
     assert time.monotonic() - start >= 0.45  # 1 s but for the burst and the first
     start = time.monotonic()
-    slow = throttled(inner, rate=20)
+    slow = Throttled(inner, rate=20)
     for _ in range(16):
         await slow.stat(Place(b"f"))
     assert time.monotonic() - start >= 0.3
@@ -119,7 +119,7 @@ async def test_throttled_concurrency():
 
     inner = MemoryBackend(DeviceId(1))
     inner.write(b"f", b"x")
-    backend = throttled(faulty(inner, script), concurrency=2)
+    backend = Throttled(Faulty(inner, script), concurrency=2)
     assert backend.caps.concurrency == 2
     async with trio.open_nursery() as nursery:
         for _ in range(10):
@@ -130,7 +130,7 @@ async def test_throttled_concurrency():
 async def test_a_throttled_read_can_be_called_back():
     inner = MemoryBackend(DeviceId(1))
     inner.write(b"f", b"x" * 1000)
-    backend = throttled(inner, bandwidth=10)
+    backend = Throttled(inner, bandwidth=10)
     stop = Interruption()
 
     def wait():
@@ -155,7 +155,7 @@ async def test_faults_by_script():
         ("scan", 1): Fault(error=Unavailable("second page")),
         ("probe", 0): Fault(error=Unavailable("probe")),
     }
-    backend = faulty(inner, lambda operation, place, number: faults.get((operation, number)))
+    backend = Faulty(inner, lambda operation, place, number: faults.get((operation, number)))
     with pytest.raises(Unavailable):
         read(backend, b"a", 5)
     assert read(backend, b"a", 5) == b"he"

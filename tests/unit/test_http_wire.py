@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hsfs.backends.http_wire import Interruption, Wire
+from hsfs.backends.http_wire import Wire
 from hsfs.core.errors import HsfsError, Interrupted, ProtocolError, TimedOut, Unavailable
+from hsfs.core.interruption import Interruption
 from tests.servers.scripted_peer import Peer
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"

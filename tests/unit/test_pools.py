@@ -3,7 +3,8 @@ import time
 
 import pytest
 
-from hsfs.vfs.pools import Pool, Stop
+from hsfs.core.interruption import Interruption
+from hsfs.vfs.pools import Pool
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_a_closed_pool_takes_nothing():
 
 
 def test_stop_reaches_who_is_attached_and_who_comes_later():
-    stop, calls = Stop(), []
+    stop, calls = Interruption(), []
     stop.attach(lambda: calls.append("first"))
     stop.detach()
     assert not stop.interrupted

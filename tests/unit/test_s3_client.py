@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from hsfs.backends.http_wire import Interruption
 from hsfs.backends.s3_answers import content_range, http_time, refusal
 from hsfs.backends.s3_client import Access, Client, locate
 from hsfs.backends.s3_credentials import Chain
@@ -20,6 +19,7 @@ from hsfs.core.errors import (
     Unauthorised,
     Unavailable,
 )
+from hsfs.core.interruption import Interruption
 from tests.servers.scripted_peer import Peer
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\nETag: "x"\r\n\r\nok'
